@@ -1,0 +1,35 @@
+# `make demo` and `make test` set everything up on a fresh machine.
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Without PASSIVE, threads that wait for work keep a busy machine's cores from doing it.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: setup demo test test-slow lint bench clean
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/digits.py
+
+test: setup lint
+	$(BIN)/python -m pytest --quiet
+
+test-slow: setup
+	$(BIN)/python -m pytest --quiet -m slow
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/defense.py
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,84 @@
+"""Continual adaptation: the state of one batch is where the next begins (tent, Wang et al. 2021)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dent.defense.dent import Dent
+from dent.defense.settings import Settings
+from dent.defense.state import State
+
+
+class Online(nn.Module):
+    """A defence that carries its adaptation from call to call, until `reset()`.
+
+    Calls from several threads wait for one another: the order of the batches is part of the result.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    >>> online = Online(Dent(model, Settings(steps=1, continual=True)))
+    >>> _ = online(torch.rand(16, 4)), online(torch.rand(16, 4))
+    >>> online.state.steps
+    2
+    >>> online.reset()
+    >>> online.state is None
+    True
+    """
+
+    def __init__(self, dent: Dent) -> None:
+        super().__init__()
+        self.dent = dent
+        self.state: State | None = None
+        self.training = False
+        self._lock = threading.Lock()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Adapt on from the last batch, and predict, before or after as the settings say."""
+        with self._lock:
+            before, after = self.state, self.adapt(inputs)
+            self.state = after
+        if self.settings.predict == "after":
+            return self.predict(inputs, after)
+        if inputs.requires_grad and torch.is_grad_enabled():
+            return self.predict(inputs, before or self.dent.adapt(inputs, steps=0))
+        return after.trace.logits[0]  # what the first update saw, before it
+
+    def adapt(self, inputs: Tensor) -> State:
+        """What the next forward would adapt to, without carrying it on."""
+        return self.dent.adapt(inputs, start=self.state, gradient="stale")
+
+    def predict(self, inputs: Tensor, state: State) -> Tensor:
+        """As `Dent.predict`."""
+        return self.dent.predict(inputs, state)
+
+    def reset(self) -> None:
+        """Start again from the model's own parameters."""
+        with self._lock:
+            self.state = None
+
+    @property
+    def settings(self) -> Settings:
+        return self.dent.settings
+
+    @property
+    def independent(self) -> bool:
+        """Never: what came before is part of the result."""
+        return False
+
+    def train(self, mode: bool = True) -> Online:
+        """As `Dent.train`."""
+        self.training = mode
+        return self
+
+    def __repr__(self) -> str:
+        carried = self.state.steps if self.state else 0
+        return f"Online({carried} updates carried by {self.dent!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {"_lock": threading.Lock()})  # type: ignore[no-untyped-call]

@@ -1,0 +1,214 @@
+"""The settings of a defence, and the paper's settings by name (paper, sections 3.2 and 4.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, Literal, get_args
+
+from dent.defense.objectives import OBJECTIVES
+from dent.defense.optimizers import OPTIMIZERS
+from dent.names import lookup
+
+Per = Literal["batch", "sample"]
+Affine = Literal["off", "batch", "sample"]
+Blur = Literal["off", "static", "dynamic"]
+Covariance = Literal["spherical", "diagonal", "full"]
+Reduction = Literal["mean", "sum"]
+Gradient = Literal["stale", "unrolled"]
+Predict = Literal["after", "before"]
+
+
+def _setting(default: Any, doc: str, choices: Any = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that defines a defence; each field says what it is in `dent list settings`.
+
+    >>> Settings(steps=-1, affine="layer")
+    Traceback (most recent call last):
+    ...
+    ValueError: 2 wrong settings:
+      affine: expected one of off, batch, sample, got 'layer'
+      steps: expected an integer >= 0, got -1
+    """
+
+    affine: Affine = _setting(
+        "batch", "Delta: scale and shift of the normalization layers", get_args(Affine)
+    )
+    statistics: Literal["train", "test"] | float = _setting(
+        "train", "mean and variance: train, test, or the weight of test in [0, 1]"
+    )
+    blur: Blur = _setting("off", "Sigma: Gaussian smoothing of the input", get_args(Blur))
+    sigma: float = _setting(1.0, "standard deviation of the smoothing at the start, in pixels")
+    covariance: Covariance = _setting("spherical", "shape of Sigma", get_args(Covariance))
+    blur_per: Per = _setting("batch", "one dynamic Sigma per", get_args(Per))
+    blur_lr: float = _setting(0.25, "learning rate of Sigma (of its logarithm)")
+    objective: str = _setting("entropy", "what is minimized", tuple(OBJECTIVES))
+    reduction: Reduction = _setting("mean", "of the objective over the batch", get_args(Reduction))
+    optimizer: str = _setting("adam", "how it is minimized", tuple(OPTIMIZERS))
+    lr: float = _setting(1e-3, "learning rate of Delta")
+    betas: tuple[float, float] | None = _setting(
+        None, "of adam (0.9, 0.999 if not given) and adamod (0.99, 0.999)"
+    )
+    beta3: float | None = _setting(None, "of adamod (0.6 if not given)")
+    momentum: float | None = _setting(None, "of sgd (0.9 if not given)")
+    steps: int = _setting(10, "updates per batch; 0 is the static model, smoothing and statistics apart")
+    gradient: Gradient = _setting(
+        "stale", "what an attacker's gradient sees of the updates", get_args(Gradient)
+    )
+    continual: bool = _setting(False, "carry the adaptation from batch to batch until reset()")
+    predict: Predict = _setting("after", "the updates or before them", get_args(Predict))
+
+    def __post_init__(self) -> None:
+        faults = [f"{name}: {fault}" for name, fault in self._faults()]
+        if faults:
+            count = "1 wrong setting" if len(faults) == 1 else f"{len(faults)} wrong settings"
+            raise ValueError(f"{count}:\n  " + "\n  ".join(faults))
+
+    @property
+    def test_share(self) -> float:
+        """The weight of the test batch in the normalization statistics."""
+        if isinstance(self.statistics, str):
+            return float(self.statistics == "test")
+        return float(self.statistics)
+
+    @property
+    def adapts_affine(self) -> bool:
+        return self.affine != "off" and self.steps > 0
+
+    @property
+    def adapts_blur(self) -> bool:
+        return self.blur == "dynamic" and self.steps > 0
+
+    @property
+    def independent(self) -> bool:
+        """Whether a batch gives what its inputs give alone, as far as the settings decide it.
+
+        The mean over the batch scales the gradient by its size, which SGD follows and the eps of
+        Adam and AdaMod feels: so `sum` is part of the condition.
+        """
+        adapts = self.adapts_affine or self.adapts_blur
+        return (
+            self.test_share == 0
+            and not self.continual
+            and not (self.adapts_affine and self.affine == "batch")
+            and not (self.adapts_blur and self.blur_per == "batch")
+            and (not adapts or (self.objective == "entropy" and self.reduction == "sum"))
+        )
+
+    def optimizer_options(self) -> dict[str, Any]:
+        """The keyword arguments of the optimizer, its learning rate apart."""
+        options = {"betas": self.betas, "beta3": self.beta3, "momentum": self.momentum}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _faults(self) -> list[tuple[str, str]]:
+        faults = []
+        for setting in fields(self):
+            choices, value = setting.metadata["choices"], getattr(self, setting.name)
+            if choices and value not in choices:
+                faults.append((setting.name, f"expected one of {', '.join(choices)}, got {value!r}"))
+        share = self.statistics
+        if share not in ("train", "test") and not (_is_number(share) and 0 <= float(share) <= 1):
+            faults.append(("statistics", f"expected train, test or a weight in [0, 1], got {share!r}"))
+        for name in ("sigma", "blur_lr", "lr"):
+            value = getattr(self, name)
+            if not (_is_number(value) and 0 < value < math.inf):
+                faults.append((name, f"expected a number > 0, got {value!r}"))
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 0:
+            faults.append(("steps", f"expected an integer >= 0, got {self.steps!r}"))
+        return faults or self._optimizer_faults() + self._contradictions()
+
+    def _optimizer_faults(self) -> list[tuple[str, str]]:
+        applies = {"betas": ("adam", "adamod"), "beta3": ("adamod",), "momentum": ("sgd",)}
+        faults = []
+        for name, value in self.optimizer_options().items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            if self.optimizer not in applies[name]:
+                whose = " and ".join(applies[name])
+                faults.append((name, f"applies to {whose}, not to {self.optimizer}; leave it out"))
+            elif len(numbers) != (2 if name == "betas" else 1) or not all(
+                _is_number(number) and 0 <= number < 1 for number in numbers
+            ):
+                what = "two numbers" if name == "betas" else "a number"
+                faults.append((name, f"expected {what} in [0, 1), got {value!r}"))
+        return faults
+
+    def _contradictions(self) -> list[tuple[str, str]]:
+        faults = []
+        if self.steps and not self.adapts_affine and not self.adapts_blur:
+            faults.append(
+                (
+                    "steps",
+                    f"{self.steps} updates of nothing; set affine, a dynamic blur, or steps=0",
+                )
+            )
+        if self.continual and (
+            (self.adapts_affine and self.affine == "sample")
+            or (self.adapts_blur and self.blur_per == "sample")
+        ):
+            faults.append(
+                (
+                    "continual",
+                    "sample-wise parameters belong to their inputs and cannot be carried on",
+                )
+            )
+        if self.predict == "before" and not self.continual:
+            faults.append(
+                ("predict", "before the updates they would change nothing, unless continual=True")
+            )
+        return faults
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+PRESETS: dict[str, Settings] = {
+    "static": Settings(affine="off", steps=0),
+    "norm": Settings(affine="off", statistics="test", steps=0),
+    "blur": Settings(affine="off", blur="static", steps=0),
+    "tent": Settings(statistics="test", steps=1, continual=True, predict="before"),
+    "dent": Settings(steps=30),
+    "dent+": Settings(
+        affine="sample", objective="information-maximization", optimizer="adamod", lr=6e-3, steps=6
+    ),
+    "dent-nominal": Settings(statistics="test", blur="dynamic", steps=10),
+}
+
+PRESET_NOTES: dict[str, str] = {
+    "static": "the model as it is",
+    "norm": "statistics of the test batch, no gradient (Schneider et al., 2020)",
+    "blur": "static Gaussian smoothing of the input",
+    "tent": "online: one update per batch, carried on (Wang et al., 2021)",
+    "dent": "batch-wise, for adversarially trained models (Table 1)",
+    "dent+": "sample-wise, for adversarially trained models (Table 1)",
+    "dent-nominal": "batch-wise, test statistics and learned smoothing, for nominal models (Table 4)",
+}
+
+
+def make_settings(preset: str, **overrides: Any) -> Settings:
+    """The preset's settings with some of them replaced.
+
+    >>> make_settings("dent+", steps=3).steps
+    3
+    """
+    base = lookup("preset", preset, PRESETS)
+    known = [setting.name for setting in fields(Settings)]
+    unknown = [name for name in overrides if name not in known]
+    if unknown:
+        near = [match for name in unknown for match in get_close_matches(name, known, 1)]
+        hint = f"; did you mean {', '.join(near)}?" if near else ";"
+        raise TypeError(
+            f"unknown settings: {', '.join(unknown)}{hint} Expected any of: {', '.join(known)}"
+        )
+    return replace(base, **overrides)
+
+
+def differences(settings: Settings, preset: str) -> dict[str, Any]:
+    """The settings that are not the preset's."""
+    base = asdict(PRESETS[preset])
+    return {name: value for name, value in asdict(settings).items() if value != base[name]}
