@@ -43,7 +43,7 @@ class Settings:
         "train", "mean and variance: train, test, or the weight of test in [0, 1]"
     )
     blur: Blur = _setting("off", "Sigma: Gaussian smoothing of the input", get_args(Blur))
-    sigma: float = _setting(1.0, "standard deviation of the smoothing at the start, in pixels")
+    sigma: float = _setting(0.7, "standard deviation of the smoothing at the start, in pixels")
     covariance: Covariance = _setting("spherical", "shape of Sigma", get_args(Covariance))
     blur_per: Per = _setting("batch", "one dynamic Sigma per", get_args(Per))
     blur_lr: float = _setting(0.25, "learning rate of Sigma (of its logarithm)")

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from nets import randomized
+from torch import Tensor, nn
+
+from dent.models import CifarResNet
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    """A residual net in double precision whose predictions are neither sure nor uniform."""
+    return randomized(CifarResNet(1))
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(5, 3, 12, 12, dtype=torch.double)
