@@ -29,7 +29,12 @@ def randomized(net: nn.Module, *, seed: int = 0) -> nn.Module:
 def small(norm: nn.Module, *, classes: int = 4) -> nn.Module:
     """A convolution to eight channels, `norm`, and a linear layer."""
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes)
+        nn.Conv2d(3, 8, 3, padding=1),
+        norm,
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, classes),
     )
 
 
@@ -38,7 +43,9 @@ class ChannelsFirstLayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.permute(0, 2, 3, 1)
-        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).permute(
+            0, 3, 1, 2
+        )
 
 
 class BatchNormAct(nn.BatchNorm2d):

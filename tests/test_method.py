@@ -45,7 +45,9 @@ def test_batch_wise_is_adam_over_the_affine_parameters(
     expected = plain_loop(own, images, 10, torch.optim.Adam, lr=1e-3)
     defended = dent.defend(net, "dent", steps=10, statistics=statistics)
     state = defended.adapt(images)
-    torch.testing.assert_close(defended.predict(images, state), expected(images).detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        defended.predict(images, state), expected(images).detach(), rtol=1e-9, atol=1e-9
+    )
     adapted, started = dict(expected.named_parameters()), dict(net.named_parameters())
     affine = defended.affine(state)
     assert len(affine) == len(affine_parameters(net))
@@ -67,13 +69,21 @@ def test_information_maximization_batch_wise(net: nn.Module, images: Tensor, sta
         (-(p * p.log()).sum(1).mean() + (mean * mean.log()).sum()).backward()
         optimizer.step()
     defended = dent.defend(
-        net, "dent", steps=4, statistics=statistics, objective="information-maximization", optimizer="sgd", lr=0.1
+        net,
+        "dent",
+        steps=4,
+        statistics=statistics,
+        objective="information-maximization",
+        optimizer="sgd",
+        lr=0.1,
     )
     torch.testing.assert_close(defended(images), adapted(images).detach(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamod"])
-def test_sample_wise_is_the_loop_over_single_inputs(net: nn.Module, images: Tensor, optimizer: str) -> None:
+def test_sample_wise_is_the_loop_over_single_inputs(
+    net: nn.Module, images: Tensor, optimizer: str
+) -> None:
     defended = dent.defend(
         net, "dent+", steps=10, objective="entropy", reduction="sum", optimizer=optimizer, lr=6e-3
     )

@@ -67,7 +67,7 @@ class Method:
             inputs = gaussian.smooth(inputs, blur)
         if net.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return net(inputs, None if delta is None else net.theta() + delta, eager=eager)
+        return net(inputs, delta, eager=eager)
 
     def update(
         self,

@@ -101,6 +101,8 @@ class Site:
         forward = type(layer).forward
         if not self.adapted:
             return forward(layer, x)  # type: ignore[no-any-return]
+        if isinstance(layer, nn.GroupNorm) and not x.requires_grad:
+            x = x.contiguous()  # torch 2.13 crashes in the backward of channels last without one for x
         own = dict(layer._parameters)
 
         def with_affine(x: Tensor, adapted: dict[str, Tensor]) -> Tensor:
@@ -136,12 +138,12 @@ class Site:
 
     def _check_batch(self, x: Tensor) -> None:
         """Refuse what would silently mean something else."""
-        rows = max((len(value) for value in self.adapted.values()), default=1)
-        if rows > 1 and len(x) != rows:
-            raise ValueError(
-                f"sample-wise adaptation needs the {rows} inputs in the first dimension, got "
-                f"{tuple(x.shape)} at layer {self.name!r}; use affine='batch'"
-            )
+        for rows in self.adapted.values():
+            if len(rows) not in (1, len(x)):
+                raise ValueError(
+                    f"sample-wise adaptation needs the {len(rows)} inputs in the first dimension, got "
+                    f"{tuple(x.shape)} at layer {self.name!r}; use affine='batch'"
+                )
         from_batch = is_batch_norm(self.layer) and self.test_share > 0 and self.frozen is None
         if from_batch and math.prod(x.shape) == x.shape[1]:
             raise ValueError(

@@ -65,8 +65,9 @@ class Shadow:
     def theta(self) -> Tensor:
         """The model's own scales and shifts, all in one row: what Delta is added to."""
         values = [value.flatten() for value in self._own().values()]
-        exact = max((value.dtype for value in values), key=lambda dtype: torch.finfo(dtype).bits)
-        exact = torch.promote_types(exact, torch.float32)
+        exact = torch.float32  # at least: in half precision small steps would be lost
+        for value in values:
+            exact = torch.promote_types(exact, value.dtype)
         return torch.cat([value.to(exact) for value in values])
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
@@ -78,10 +79,10 @@ class Shadow:
             for (name, value), piece in zip(own.items(), pieces, strict=True)
         }
 
-    def __call__(self, inputs: Tensor, theta: Tensor | None, *, eager: bool = False) -> Tensor:
-        """Logits with scales and shifts `theta` (1 or N, parameters); None is the model's own."""
+    def __call__(self, inputs: Tensor, delta: Tensor | None, *, eager: bool = False) -> Tensor:
+        """Logits at theta + Delta, with Delta (1 or N, parameters) or None for the model itself."""
         if eager or not self._is_compiled:
-            return self._forward(inputs, theta)
+            return self._forward(inputs, delta)
         variant = (inputs.shape, inputs.dtype, torch.is_grad_enabled(), inputs.requires_grad)
         if variant not in self._compiled_for:
             self._compiled_for.add(variant)
@@ -89,7 +90,7 @@ class Shadow:
                 "compiling for inputs of shape %s; this call can take a minute, later ones are fast",
                 tuple(inputs.shape),
             )
-        return self._run(inputs, theta)
+        return self._run(inputs, delta)
 
     def check_logits(self, logits: Tensor, inputs: Tensor) -> None:
         """Once per binding: that the model returns logits."""
@@ -97,8 +98,8 @@ class Shadow:
             check_logits(logits, inputs, type(self.net).__name__)
             self._checked = True
 
-    def _forward(self, inputs: Tensor, theta: Tensor | None) -> Tensor:
-        values = {} if theta is None else self.split(theta)
+    def _forward(self, inputs: Tensor, delta: Tensor | None) -> Tensor:
+        values = {} if delta is None else self.split(self.theta() + delta)
         for site in self.sites:
             names = {name: _joined(site.name, name) for name in site.affine_names}
             site.adapted = {name: values[full] for name, full in names.items() if full in values}
@@ -135,7 +136,9 @@ def _constant(value: Tensor | None, *, channels_last: bool = False) -> Tensor | 
     value = value.detach()
     if value.is_inference() and not torch.is_inference_mode_enabled():
         value = value.clone()  # a tensor made in inference mode cannot take part in a graph
-    return value.contiguous(memory_format=torch.channels_last) if channels_last else value
+    if channels_last and value.dim() == 4:
+        value = value.contiguous(memory_format=torch.channels_last)
+    return value
 
 
 def _joined(module: str, name: str) -> str:

@@ -14,7 +14,9 @@ class CifarResNet(nn.Module):
     with zero channels added on both sides.
     """
 
-    def __init__(self, blocks: int, *, width: int = 1, classes: int = 10, projection: bool = True) -> None:
+    def __init__(
+        self, blocks: int, *, width: int = 1, classes: int = 10, projection: bool = True
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)

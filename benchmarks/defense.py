@@ -1,0 +1,213 @@
+"""What a defended forward costs: its wall time over that of a static forward, and its memory.
+
+    python benchmarks/defense.py [--quick] [--json FILE]
+
+Both sides run in one process, in turns, and the ratio is of medians. The least that k updates and a
+prediction can cost is 2k + 1 forwards: each update is a forward and a backward through the activations,
+and no weight of a convolution needs a gradient. The static forward is the model as its user has it:
+float32, contiguous, no gradient. Compiled runs are over the same eager static forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ENVIRONMENT = {
+    # Waiting threads leave the cores to others.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Memory that is given back is zeroed again at the next step, which costs as much as a convolution.
+    # This is the largest threshold that glibc takes; both sides run with it.
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+}
+if __name__ == "__main__" and any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
+
+import torch  # noqa: E402  (after the environment)
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import dent  # noqa: E402
+from dent.models import resnet20, resnet26_4  # noqa: E402
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"ResNet-20": resnet20, "ResNet-26-4": resnet26_4}
+BATCH = 128
+# Targets at ten steps, as a share of 2k + 1.
+TARGETS = {
+    ("batch", False): 1.10,
+    ("sample", False): 1.20,
+    ("batch", True): 0.95,
+    ("sample", True): 0.95,
+}
+
+
+def timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def defences(net: nn.Module, *, compile: bool) -> dict[str, Callable[[int], dent.Dent]]:
+    return {
+        "batch": lambda steps: dent.defend(net, "dent", steps=steps, compile=compile),
+        "sample": lambda steps: dent.defend(net, "dent+", steps=steps, compile=compile),
+    }
+
+
+def measure_time(
+    name: str, steps: list[int], rounds: int, compile: bool, console: Console
+) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    net, inputs = MODELS[name]().eval(), torch.rand(BATCH, 3, 32, 32)
+    rows = []
+    for affine, make in defences(net, compile=compile).items():
+        for k in steps:
+            defended = make(k)
+            static_times, defended_times = [], []
+            with torch.no_grad(), console.status(f"{name}, {affine}-wise, {k} steps, compile={compile}"):
+                net(inputs)
+                (defended if compile else make(1))(inputs)  # warm up, and compile
+                for _ in range(rounds):
+                    # Static forwards before and after, as many as are cheap beside the defended one.
+                    for _ in range(max(2, min(k, 5))):
+                        static_times.append(timed(lambda: net(inputs)))
+                    defended_times.append(timed(lambda defended=defended: defended(inputs)))
+                    static_times.append(timed(lambda: net(inputs)))
+            static, total = median(static_times), median(defended_times)
+            rows.append(
+                {
+                    "model": name,
+                    "affine": affine,
+                    "compiled": compile,
+                    "steps": k,
+                    "static_ms": 1e3 * static,
+                    "defended_ms": 1e3 * total,
+                    "ratio": total / static,
+                    "bound": 2 * k + 1,
+                    "over_bound": total / static / (2 * k + 1),
+                    "target": TARGETS[affine, compile] if k == 10 else None,
+                }
+            )
+    return rows
+
+
+def peak_memory(name: str, what: str) -> float:
+    """Peak resident MiB above the model and its inputs; in a process of its own."""
+    script = f"import defense; defense.measure_memory({name!r}, {what!r})"
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | ENVIRONMENT,
+    )
+    return float(run.stdout)
+
+
+def measure_memory(name: str, what: str) -> None:
+    net, inputs = MODELS[name]().eval(), torch.rand(BATCH, 3, 32, 32)
+    net(inputs[:2]).sum().backward()  # libraries load what they need
+    net.zero_grad()
+    before = _status("VmRSS")
+    if what == "forward and backward":
+        entropy = torch.distributions.Categorical(logits=net(inputs)).entropy().mean()
+        torch.autograd.grad(entropy, [p for n, p in net.named_parameters() if "bn" in n])
+    else:
+        affine, steps, gradient = what.split()
+        defended = defences(net, compile=False)[affine](int(steps))
+        leaf: Tensor = inputs.requires_grad_(gradient == "unrolled")
+        logits = defended(leaf, gradient=gradient)
+        if gradient == "unrolled":
+            torch.autograd.grad(logits.sum(), leaf)
+    print((_status("VmHWM") - before) / 1024)
+
+
+def _status(field: str) -> int:
+    """Resident KiB of this process, now or at its peak, as Linux tells it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def print_time(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title=f"wall time, batch {BATCH} of 3 x 32 x 32, medians", box=None, pad_edge=False)
+    for column in ("model", "Delta per", "compiled"):
+        table.add_column(column)
+    for column in ("steps", "static ms", "defended ms", "ratio", "2k+1", "over 2k+1", "target"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        met = row["target"] is None or row["over_bound"] <= row["target"]
+        table.add_row(
+            row["model"],
+            row["affine"],
+            "yes" if row["compiled"] else "no",
+            str(row["steps"]),
+            f"{row['static_ms']:.1f}",
+            f"{row['defended_ms']:.0f}",
+            f"{row['ratio']:.2f}x",
+            str(row["bound"]),
+            f"{row['over_bound']:.3f}",
+            "" if row["target"] is None else f"<= {row['target']:.2f} {'met' if met else 'MISSED'}",
+        )
+    console.print(table)
+
+
+def print_memory(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title=f"peak memory above model and inputs, batch {BATCH}", box=None, pad_edge=False)
+    table.add_column("model")
+    table.add_column("what")
+    table.add_column("MiB", justify="right")
+    table.add_column("of one forward and backward", justify="right")
+    for row in rows:
+        table.add_row(row["model"], row["what"], f"{row['mib']:.0f}", f"{row['ratio']:.2f}x")
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--steps", nargs="+", type=int, default=[1, 5, 10, 30])
+    parser.add_argument("--rounds", type=int, default=5, help="defended forwards per row (default: 5)")
+    parser.add_argument(
+        "--quick", action="store_true", help="ResNet-20, 1 and 10 steps, 3 rounds, eager"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+    if options.quick:
+        options.models, options.steps, options.rounds = ["ResNet-20"], [1, 10], 3
+    console = Console(width=110)
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    times: list[dict[str, Any]] = []
+    memory: list[dict[str, Any]] = []
+    for name in options.models:
+        for compiled in (False,) if options.quick else (False, True):
+            # Long forwards need fewer repetitions, and compiled ones only the steps of the target.
+            rounds = options.rounds if name == "ResNet-20" else max(3, options.rounds // 2)
+            steps = [k for k in options.steps if not compiled or k == 10]
+            times += measure_time(name, steps, rounds, compiled, console)
+            torch.compiler.reset()
+        whats = ["forward and backward", "batch 1 stale", "batch 10 stale", "sample 10 stale"]
+        whats += ["batch 1 unrolled", "batch 10 unrolled"]
+        for what in whats:
+            with console.status(f"{name}, memory of {what}"):
+                mib = peak_memory(name, what)
+            one = next((row["mib"] for row in memory if row["model"] == name), mib)
+            memory.append({"model": name, "what": what, "mib": mib, "ratio": mib / one})
+    print_time(times, console)
+    print_memory(memory, console)
+    if options.json:
+        options.json.write_text(json.dumps({"time": times, "memory": memory}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
