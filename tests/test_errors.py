@@ -226,3 +226,12 @@ def test_states_belong_to_their_inputs(model: nn.Module) -> None:
         defended.adapt(IMAGES, steps=-2)
     with pytest.raises(ValueError, match="steps: expected 0, got 2"):
         dent.defend(model, "static").adapt(IMAGES, steps=2)
+
+
+def test_chunks_need_inputs_that_do_not_see_one_another(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="chunk: expected an integer >= 1, got 0"):
+        dent.defend(model, "dent", chunk=0)
+    with pytest.raises(ValueError, match="information-maximization' looks at all predictions together"):
+        dent.defend(model, "dent+", chunk=2)
+    with pytest.raises(ValueError, match="statistics are of the whole batch"):
+        dent.defend(model, "dent-nominal", chunk=2)

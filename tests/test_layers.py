@@ -153,3 +153,22 @@ def test_channels_last_gives_the_same_and_is_kept_off_where_the_model_cannot(ima
     assert torch.equal(viewing(images), viewing(images))
     with pytest.raises(RuntimeError, match="view"):
         dent.defend(viewing.model, "dent", steps=2, channels_last=True)(images)
+
+
+def test_reparametrized_weights(images: Tensor) -> None:
+    net = randomized(small(nn.BatchNorm2d(8)))
+    nn.utils.parametrizations.weight_norm(net[0])  # type: ignore[index]
+    nn.utils.parametrizations.spectral_norm(net[-1])  # type: ignore[index]
+    net.eval()
+    defended = dent.defend(net, "dent", steps=3, lr=0.01, reduction="sum")
+    torch.testing.assert_close(defended(images), reference(net, images, 3)(images).detach())
+
+
+def test_autocast(images: Tensor) -> None:
+    net = randomized(small(nn.BatchNorm2d(8))).float()
+    settings = {"steps": 4, "lr": 0.01, "affine": "sample", "blur": "dynamic"}
+    exact = dent.defend(net, "dent", **settings)(images.float())
+    static = dent.defend(net, "dent", **(settings | {"steps": 0}))(images.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        got = dent.defend(net, "dent", **settings)(images.float())
+    assert (got.float() - exact).norm() / (exact - static).norm() < 0.8

@@ -202,3 +202,22 @@ def test_forward_is_predict_after_adapt_and_deterministic(
     expected = defended(images)
     assert torch.equal(defended(images), expected)
     assert torch.equal(defended.predict(images, defended.adapt(images)), expected)
+
+
+@pytest.mark.parametrize("gradient", ["stale", "unrolled"])
+@pytest.mark.parametrize("affine", ["batch", "sample"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_chunks_give_the_same_updates(
+    net: nn.Module, images: Tensor, reduction: str, affine: str, gradient: str
+) -> None:
+    settings: dict[str, Any] = {"steps": 3, "affine": affine, "reduction": reduction, "blur": "dynamic"}
+    settings |= {"blur_per": affine, "gradient": gradient}
+    inputs = images.clone().requires_grad_()
+    whole = dent.defend(net, "dent", **settings)
+    for chunk in (1, 2, 4, 9):  # five inputs: uneven pieces, and more than there are
+        cut = dent.defend(net, "dent", chunk=chunk, **settings)
+        torch.testing.assert_close(cut(images), whole(images))
+        torch.testing.assert_close(cut.adapt(images).trace.logits, whole.adapt(images).trace.logits)
+        (got,) = torch.autograd.grad(cut(inputs).sum(), inputs)
+        (expected,) = torch.autograd.grad(whole(inputs).sum(), inputs)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)

@@ -21,6 +21,7 @@ def defend(
     *,
     compile: bool = False,
     channels_last: bool | None = None,
+    chunk: int | None = None,
     **settings: Any,
 ) -> Online: ...
 
@@ -32,6 +33,7 @@ def defend(
     *,
     compile: bool = False,
     channels_last: bool | None = None,
+    chunk: int | None = None,
     continual: Literal[True],
     **settings: Any,
 ) -> Online: ...
@@ -44,6 +46,7 @@ def defend(
     *,
     compile: bool = False,
     channels_last: bool | None = None,
+    chunk: int | None = None,
     **settings: Any,
 ) -> Dent: ...
 
@@ -54,12 +57,14 @@ def defend(
     *,
     compile: bool = False,
     channels_last: bool | None = None,
+    chunk: int | None = None,
     **settings: Any,
 ) -> Dent | Online:
     """Defend a classifier at test time, with the paper's settings or any of them replaced.
 
     model: any module from inputs (N, ...) to logits (N, classes); it is shared and never changed.
     preset: a name of `PRESETS`; `dent list presets` says what they are.
+    compile, channels_last, chunk: how it is computed, as in `Dent`; they do not change the result.
     settings: fields of `Settings` that replace the preset's.
 
     >>> import torch
@@ -78,5 +83,5 @@ def defend(
     )
     """
     made = make_settings(preset, **settings)
-    dent = Dent(model, made, name=preset, compile=compile, channels_last=channels_last)
+    dent = Dent(model, made, name=preset, compile=compile, channels_last=channels_last, chunk=chunk)
     return Online(dent) if made.continual else dent

@@ -55,6 +55,21 @@ def check_model(model: nn.Module, settings: Settings) -> None:
         )
 
 
+def check_chunk(chunk: int | None, model: nn.Module, settings: Settings) -> None:
+    """Refuse to cut a batch whose inputs see one another."""
+    if chunk is None:
+        return
+    if chunk < 1:
+        raise ValueError(f"chunk: expected an integer >= 1, got {chunk}")
+    reason = ""
+    if settings.objective != "entropy":
+        reason = f"objective={settings.objective!r} looks at all predictions together"
+    if settings.test_share > 0 or any(needs_batch_statistics(layer) for layer in model.modules()):
+        reason = "statistics are of the whole batch"
+    if reason:
+        raise ValueError(f"chunk: a batch cannot be cut where its inputs see one another: {reason}")
+
+
 def check_inputs(inputs: Tensor, model: nn.Module, settings: Settings) -> None:
     """Refuse inputs that no model could take, or this one not."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dent.defense.checks import check_inputs, check_model
+from dent.defense.checks import check_chunk, check_inputs, check_model
 from dent.defense.method import Method, unrolled_update
 from dent.defense.normalization import affine_names, is_normalization, needs_batch_statistics
 from dent.defense.settings import Gradient, Settings
@@ -35,6 +35,8 @@ class Dent(nn.Module):
     compile: compile the inner loop, at the first call for each batch size.
     channels_last: memory layout of the inner loop; if not given, channels last on the CPU, where it
     is faster, unless the model cannot take it.
+    chunk: take at most this many inputs at a time through an update: the same updates in less memory,
+    where the objective is a sum over inputs that do not see one another.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
     >>> defended = Dent(model, Settings(steps=2))
@@ -50,17 +52,19 @@ class Dent(nn.Module):
         name: str = "custom",
         compile: bool = False,
         channels_last: bool | None = None,
+        chunk: int | None = None,
     ) -> None:
         super().__init__()
         model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
         check_model(model, settings)
+        check_chunk(chunk, model, settings)
         self.model = model
         self.settings = settings
         self.name = name
         self._compile = compile
         self._channels_last = channels_last
         self._idle = [Shadow(model, settings, compile=compile)]
-        self._method = Method(settings)
+        self._method = Method(settings, chunk=chunk)
         self.training = False
 
     def forward(self, inputs: Tensor, *, gradient: Gradient | None = None) -> Tensor:

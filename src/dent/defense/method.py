@@ -6,7 +6,8 @@ variables to new variables, so that it can be run, or run again and differentiat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,8 +29,9 @@ Variables = tuple[Tensor, ...]
 class Method:
     """Settings, ready to be applied: the start, the logits and the update."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, chunk: int | None = None) -> None:
         self.settings = settings
+        self.chunk = chunk
         self.optimizer = OPTIMIZERS[settings.optimizer]
         self.learning_rates: dict[str, float] = {}
         if settings.adapts_affine:
@@ -83,20 +85,7 @@ class Method:
         with torch.enable_grad():
             if not differentiable:
                 values = {name: value.detach().requires_grad_() for name, value in values.items()}
-            blur = values["blur"] if "blur" in values else self.static_blur(inputs)
-            logits = self.logits(net, inputs, values.get("delta"), blur, eager=differentiable)
-            net.check_logits(logits, inputs)
-            loss = OBJECTIVES[self.settings.objective](logits)
-            if self.settings.reduction == "sum":
-                loss = loss * len(inputs)
-            if not loss.requires_grad:
-                raise ValueError(
-                    "the logits do not depend on what is adapted: the model's normalization layers are "
-                    "not called, or its forward switches gradients off"
-                )
-            grads = torch.autograd.grad(
-                loss, list(values.values()), create_graph=differentiable, materialize_grads=True
-            )
+            logits, grads = self._gradient(net, inputs, values, differentiable)
         after: list[Tensor] = []
         with torch.set_grad_enabled(differentiable):
             for (name, value), grad in zip(values.items(), grads, strict=True):
@@ -107,7 +96,35 @@ class Method:
                 if name == "blur":
                     new = gaussian.bounded(new, inputs.shape[2:])
                 after += [new, *new_moments]
-        return logits.detach(), tuple(after)
+        return logits, tuple(after)
+
+    def _gradient(
+        self, net: Shadow, inputs: Tensor, values: dict[str, Tensor], differentiable: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits and the gradient of the objective, summed over chunks of the batch."""
+        pieces = math.ceil(len(inputs) / self.chunk) if self.chunk else 1
+        rows = {name: _pieces(value, pieces) for name, value in values.items()}
+        seen: list[Tensor] = []
+        grads: list[Tensor] = []
+        for i, piece in enumerate(inputs.chunk(pieces)):
+            blur = rows["blur"][i] if "blur" in rows else self.static_blur(inputs)
+            delta = rows["delta"][i] if "delta" in rows else None
+            logits = self.logits(net, piece, delta, blur, eager=differentiable)
+            net.check_logits(logits, piece)
+            loss = OBJECTIVES[self.settings.objective](logits) * len(piece)
+            if self.settings.reduction == "mean":
+                loss = loss / len(inputs)
+            if not loss.requires_grad:
+                raise ValueError(
+                    "the logits do not depend on what is adapted: the model's normalization layers are "
+                    "not called, or its forward switches gradients off"
+                )
+            new = torch.autograd.grad(
+                loss, list(values.values()), create_graph=differentiable, materialize_grads=True
+            )
+            seen.append(logits.detach())
+            grads = [a + b for a, b in zip(grads, new, strict=True)] if grads else list(new)
+        return torch.cat(seen), grads
 
     def unpack(self, variables: Variables) -> tuple[dict[str, Tensor], dict[str, Moments]]:
         """Values and moments by name."""
@@ -133,6 +150,11 @@ class Method:
         return gaussian.bounded(params.to(inputs.device, exact), inputs.shape[2:])
 
 
+def _pieces(value: Tensor, pieces: int) -> Sequence[Tensor]:
+    """The rows that belong to each chunk of the batch: its own, or the one for all."""
+    return value.chunk(pieces) if len(value) > 1 else [value] * pieces
+
+
 def unrolled_update(
     method: Method,
     net: Shadow,
@@ -156,7 +178,7 @@ class _UnrolledUpdate(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(inputs, *variables)
         ctx.method, ctx.borrow, ctx.step = method, borrow, step
-        logits, after = method.update(net, inputs, variables, step)
+        logits, after = method.update(net, inputs.detach(), variables, step)
         ctx.mark_non_differentiable(logits)
         return logits, *after
 

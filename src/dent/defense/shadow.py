@@ -38,7 +38,7 @@ class Shadow:
         self._run = torch.compile(self._forward, dynamic=False) if compile else self._forward
         self.channels_last = False
         self._checked = False
-        self._compiled_for: set[Any] = set()
+        self._compiled_for: set[torch.Size] = set()
         self._is_compiled = compile
 
     @contextmanager
@@ -83,9 +83,8 @@ class Shadow:
         """Logits at theta + Delta, with Delta (1 or N, parameters) or None for the model itself."""
         if eager or not self._is_compiled:
             return self._forward(inputs, delta)
-        variant = (inputs.shape, inputs.dtype, torch.is_grad_enabled(), inputs.requires_grad)
-        if variant not in self._compiled_for:
-            self._compiled_for.add(variant)
+        if inputs.shape not in self._compiled_for:
+            self._compiled_for.add(inputs.shape)
             _LOG.warning(
                 "compiling for inputs of shape %s; this call can take a minute, later ones are fast",
                 tuple(inputs.shape),
