@@ -29,7 +29,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python benchmarks/defense.py
+	$(BIN)/python benchmarks/defense.py --json benchmarks/defense.json
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

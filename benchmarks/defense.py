@@ -42,6 +42,7 @@ from dent.models import resnet20, resnet26_4  # noqa: E402
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"ResNet-20": resnet20, "ResNet-26-4": resnet26_4}
 BATCH = 128
+CHUNK = 64
 # Targets at ten steps, as a share of 2k + 1.
 TARGETS = {
     ("batch", False): 1.10,
@@ -57,48 +58,42 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def defences(net: nn.Module, *, compile: bool) -> dict[str, Callable[[int], dent.Dent]]:
-    return {
-        "batch": lambda steps: dent.defend(net, "dent", steps=steps, compile=compile),
-        "sample": lambda steps: dent.defend(net, "dent+", steps=steps, compile=compile),
-    }
+def defend(net: nn.Module, affine: str, steps: int, **options: Any) -> dent.Dent:
+    preset = {"batch": "dent", "sample": "dent+"}[affine]
+    defended: dent.Dent = dent.defend(net, preset, steps=steps, **options)
+    return defended
 
 
 def measure_time(
-    name: str, steps: list[int], rounds: int, compile: bool, console: Console
-) -> list[dict[str, Any]]:
+    name: str, affine: str, steps: int, rounds: int, *, compile: bool, chunk: int | None
+) -> dict[str, Any]:
     torch.manual_seed(0)
     net, inputs = MODELS[name]().eval(), torch.rand(BATCH, 3, 32, 32)
-    rows = []
-    for affine, make in defences(net, compile=compile).items():
-        for k in steps:
-            defended = make(k)
-            static_times, defended_times = [], []
-            with torch.no_grad(), console.status(f"{name}, {affine}-wise, {k} steps, compile={compile}"):
-                net(inputs)
-                (defended if compile else make(1))(inputs)  # warm up, and compile
-                for _ in range(rounds):
-                    # Static forwards before and after, as many as are cheap beside the defended one.
-                    for _ in range(max(2, min(k, 5))):
-                        static_times.append(timed(lambda: net(inputs)))
-                    defended_times.append(timed(lambda defended=defended: defended(inputs)))
-                    static_times.append(timed(lambda: net(inputs)))
-            static, total = median(static_times), median(defended_times)
-            rows.append(
-                {
-                    "model": name,
-                    "affine": affine,
-                    "compiled": compile,
-                    "steps": k,
-                    "static_ms": 1e3 * static,
-                    "defended_ms": 1e3 * total,
-                    "ratio": total / static,
-                    "bound": 2 * k + 1,
-                    "over_bound": total / static / (2 * k + 1),
-                    "target": TARGETS[affine, compile] if k == 10 else None,
-                }
-            )
-    return rows
+    defended = defend(net, affine, steps, compile=compile, chunk=chunk)
+    static_times, defended_times = [], []
+    with torch.no_grad():
+        defend(net, affine, 1, chunk=chunk)(inputs)  # warm up
+        if compile:
+            defended(inputs)
+        for _ in range(rounds):
+            # Static forwards before and after: a few, cheap beside the defended one.
+            static_times += [timed(lambda: net(inputs)) for _ in range(3)]
+            defended_times.append(timed(lambda: defended(inputs)))
+            static_times += [timed(lambda: net(inputs)) for _ in range(2)]
+    static, total = median(static_times), median(defended_times)
+    return {
+        "model": name,
+        "affine": affine,
+        "compiled": compile,
+        "chunk": chunk,
+        "steps": steps,
+        "static_ms": 1e3 * static,
+        "defended_ms": 1e3 * total,
+        "ratio": total / static,
+        "bound": 2 * steps + 1,
+        "over_bound": total / static / (2 * steps + 1),
+        "target": TARGETS[affine, compile] if steps == 10 else None,
+    }
 
 
 def peak_memory(name: str, what: str) -> float:
@@ -124,8 +119,8 @@ def measure_memory(name: str, what: str) -> None:
         entropy = torch.distributions.Categorical(logits=net(inputs)).entropy().mean()
         torch.autograd.grad(entropy, [p for n, p in net.named_parameters() if "bn" in n])
     else:
-        affine, steps, gradient = what.split()
-        defended = defences(net, compile=False)[affine](int(steps))
+        affine, steps, gradient, *chunk = what.split()
+        defended = defend(net, affine, int(steps), chunk=int(chunk[-1]) if chunk else None)
         leaf: Tensor = inputs.requires_grad_(gradient == "unrolled")
         logits = defended(leaf, gradient=gradient)
         if gradient == "unrolled":
@@ -141,7 +136,7 @@ def _status(field: str) -> int:
 
 def print_time(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title=f"wall time, batch {BATCH} of 3 x 32 x 32, medians", box=None, pad_edge=False)
-    for column in ("model", "Delta per", "compiled"):
+    for column in ("model", "Delta per", "compiled", "chunk"):
         table.add_column(column)
     for column in ("steps", "static ms", "defended ms", "ratio", "2k+1", "over 2k+1", "target"):
         table.add_column(column, justify="right")
@@ -151,6 +146,7 @@ def print_time(rows: list[dict[str, Any]], console: Console) -> None:
             row["model"],
             row["affine"],
             "yes" if row["compiled"] else "no",
+            str(row["chunk"] or "no"),
             str(row["steps"]),
             f"{row['static_ms']:.1f}",
             f"{row['defended_ms']:.0f}",
@@ -189,20 +185,36 @@ def main() -> None:
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     times: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
-    for name in options.models:
-        for compiled in (False,) if options.quick else (False, True):
-            # Long forwards need fewer repetitions, and compiled ones only the steps of the target.
+    plans = [
+        (name, affine, steps, compiled, chunk)
+        for name in options.models
+        for compiled in (False, True)
+        for chunk in (None, CHUNK)
+        for affine in ("batch", "sample")
+        for steps in options.steps
+        # Compiled and in chunks, only the steps of the targets; dent+ looks at the whole batch.
+        if steps == 10 or not (compiled or chunk)
+        if not (chunk and affine == "sample")
+        if not (options.quick and compiled)
+    ]
+    for number, (name, affine, steps, compiled, chunk) in enumerate(plans, 1):
+        about = (
+            f"{name}, per {affine}, {steps} steps"
+            + ", compiled" * compiled
+            + ", in chunks" * bool(chunk)
+        )
+        with console.status(f"{number} of {len(plans)}: {about}"):
             rounds = options.rounds if name == "ResNet-20" else max(3, options.rounds // 2)
-            steps = [k for k in options.steps if not compiled or k == 10]
-            times += measure_time(name, steps, rounds, compiled, console)
+            times.append(measure_time(name, affine, steps, rounds, compile=compiled, chunk=chunk))
             torch.compiler.reset()
     print_time(times, console)
     for name in options.models:
         whats = ["forward and backward", "batch 1 stale", "batch 10 stale", "sample 10 stale"]
+        whats += [f"batch 10 stale in chunks of {CHUNK}"]
         if name == "ResNet-20":  # for the larger one, minutes
             whats += ["batch 1 unrolled", "batch 10 unrolled"]
         for what in whats:
-            with console.status(f"{name}, memory of {what}"):
+            with console.status(f"memory of {name}, {what}"):
                 mib = peak_memory(name, what)
             one = next((row["mib"] for row in memory if row["model"] == name), mib)
             memory.append({"model": name, "what": what, "mib": mib, "ratio": mib / one})

@@ -69,12 +69,12 @@ def train(inputs: Tensor, labels: Tensor, *, eps: float, epochs: int, name: str)
 
 def correct(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     with torch.no_grad():
-        return model(inputs).argmax(1) == labels
+        return torch.eq(model(inputs).argmax(1), labels)
 
 
 def main() -> None:
     images, labels = load_digits()
-    train_set, (inputs, labels) = (images[512:], labels[512:]), (images[:512], labels[:512])
+    train_set, (inputs, labels) = (images[512:], labels[512:]), (images[:256], labels[:256])
     models = {
         "nominal": (train(*train_set, eps=0, epochs=15, name="nominal"), 0.08),
         "adversarial": (train(*train_set, eps=0.15, epochs=15, name="adversarial"), 0.15),

@@ -147,7 +147,7 @@ def test_repr_says_what_is_adapted() -> None:
 
 def test_a_model_that_torch_has_compiled_is_unwrapped(images: Tensor) -> None:
     net = randomized(small(nn.BatchNorm2d(8)))
-    assert dent.defend(torch.compile(net), "dent").model is net  # type: ignore[arg-type]
+    assert dent.defend(torch.compile(net), "dent").model is net  # type: ignore[call-overload]
 
 
 def test_compiled_equals_eager(caplog: pytest.LogCaptureFixture) -> None:

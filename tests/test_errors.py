@@ -168,9 +168,9 @@ def test_statistics_need_batch_norm() -> None:
 
 def test_models_that_cannot_be_adapted(model: nn.Module) -> None:
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got function"):
-        dent.defend(lambda x: x)  # type: ignore[arg-type,return-value]
+        dent.defend(lambda x: x)  # type: ignore[call-overload]
     with pytest.warns(DeprecationWarning, match="jit"):
-        scripted = torch.jit.trace(model.eval(), IMAGES)  # type: ignore[no-untyped-call]
+        scripted = torch.jit.trace(model.eval(), IMAGES)
     with pytest.raises(TypeError, match="scripted and cannot be adapted"):
         dent.defend(scripted)
     with pytest.raises(TypeError, match=r"spread over devices; defend its \.module"):
@@ -186,7 +186,7 @@ def test_models_that_cannot_be_adapted(model: nn.Module) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantised_models(model: nn.Module) -> None:
-    quantised = torch.ao.nn.quantized.Linear(4, 4)  # type: ignore[no-untyped-call]
+    quantised = torch.ao.nn.quantized.Linear(4, 4)
     with pytest.raises(TypeError, match="is quantised and has no gradient"):
         dent.defend(nn.Sequential(model, quantised))
 
@@ -221,7 +221,7 @@ def test_states_belong_to_their_inputs(model: nn.Module) -> None:
     ):
         defended.predict(IMAGES[:3], state)
     with pytest.raises(ValueError, match="gradient: expected stale or unrolled, got 'exact'"):
-        defended(IMAGES, gradient="exact")  # type: ignore[arg-type]
+        defended(IMAGES, gradient="exact")
     with pytest.raises(ValueError, match="steps: expected >= 0, got -2"):
         defended.adapt(IMAGES, steps=-2)
     with pytest.raises(ValueError, match="steps: expected 0, got 2"):

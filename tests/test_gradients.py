@@ -34,11 +34,12 @@ UNROLLED: list[dict[str, Any]] = [
 def test_unrolled_gradient_by_finite_differences(settings: dict[str, Any]) -> None:
     net = randomized(small(nn.BatchNorm2d(8)))
     inputs = torch.rand(3, 3, 6, 6, dtype=torch.double, requires_grad=True)
-    defended = dent.defend(net, "dent", **({"steps": 3, "lr": 0.01, "gradient": "unrolled"} | settings))
+    options: dict[str, Any] = {"steps": 3, "lr": 0.01, "gradient": "unrolled"} | settings
+    defended = dent.defend(net, "dent", **options)
     weights, direction = torch.randn(3, 4, dtype=torch.double), torch.randn_like(inputs)
 
     def value(inputs: Tensor, gradient: Any = None) -> Tensor:
-        return (defended(inputs, gradient=gradient) * weights).sum()
+        return torch.sum(defended(inputs, gradient=gradient) * weights)
 
     (exact,) = torch.autograd.grad(value(inputs), inputs)
     (stale,) = torch.autograd.grad(value(inputs, "stale"), inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -130,7 +131,13 @@ def test_lower_precision_follows_double(
 ) -> None:
     # No strided convolution: torch 2.13 dies of its bfloat16 backward on some CPUs, without dent too.
     net = randomized(small(nn.BatchNorm2d(8)))
-    settings = {"steps": 4, "lr": 0.01, "affine": affine, "statistics": statistics, "blur": "dynamic"}
+    settings: dict[str, Any] = {
+        "steps": 4,
+        "lr": 0.01,
+        "affine": affine,
+        "statistics": statistics,
+        "blur": "dynamic",
+    }
     exact = dent.defend(net, "dent", **settings)(images)
     static = dent.defend(net, "dent", **(settings | {"steps": 0}))(images)
     lower = copy.deepcopy(net).to(dtype)
@@ -146,9 +153,8 @@ def test_channels_last_gives_the_same_and_is_kept_off_where_the_model_cannot(ima
     torch.testing.assert_close(dent.defend(net, "dent", steps=3)(images), plain)
     last = images.contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(dent.defend(net, "dent", steps=3)(last), plain)
-    torch.testing.assert_close(
-        dent.defend(net.to(memory_format=torch.channels_last), "dent", steps=3)(last), plain
-    )
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    torch.testing.assert_close(dent.defend(net, "dent", steps=3)(last), plain)
     viewing = dent.defend(randomized(Viewing()), "dent", steps=2)
     assert torch.equal(viewing(images), viewing(images))
     with pytest.raises(RuntimeError, match="view"):
@@ -166,7 +172,7 @@ def test_reparametrized_weights(images: Tensor) -> None:
 
 def test_autocast(images: Tensor) -> None:
     net = randomized(small(nn.BatchNorm2d(8))).float()
-    settings = {"steps": 4, "lr": 0.01, "affine": "sample", "blur": "dynamic"}
+    settings: dict[str, Any] = {"steps": 4, "lr": 0.01, "affine": "sample", "blur": "dynamic"}
     exact = dent.defend(net, "dent", **settings)(images.float())
     static = dent.defend(net, "dent", **(settings | {"steps": 0}))(images.float())
     with torch.autocast("cpu", torch.bfloat16):

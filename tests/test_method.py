@@ -15,7 +15,7 @@ import dent
 
 
 def entropy(logits: Tensor) -> Tensor:
-    return torch.distributions.Categorical(logits=logits).entropy()
+    return torch.as_tensor(torch.distributions.Categorical(logits=logits).entropy())
 
 
 def batch_statistics(net: nn.Module) -> None:
