@@ -64,15 +64,13 @@ def defend(net: nn.Module, affine: str, steps: int, **options: Any) -> dent.Dent
     return defended
 
 
-def measure_time(
-    name: str, affine: str, steps: int, rounds: int, *, compile: bool, chunk: int | None
-) -> dict[str, Any]:
+def measure_time(name: str, affine: str, steps: int, rounds: int, *, compile: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     net, inputs = MODELS[name]().eval(), torch.rand(BATCH, 3, 32, 32)
-    defended = defend(net, affine, steps, compile=compile, chunk=chunk)
+    defended = defend(net, affine, steps, compile=compile)
     static_times, defended_times = [], []
     with torch.no_grad():
-        defend(net, affine, 1, chunk=chunk)(inputs)  # warm up
+        defend(net, affine, 1)(inputs)  # warm up
         if compile:
             defended(inputs)
         for _ in range(rounds):
@@ -85,7 +83,6 @@ def measure_time(
         "model": name,
         "affine": affine,
         "compiled": compile,
-        "chunk": chunk,
         "steps": steps,
         "static_ms": 1e3 * static,
         "defended_ms": 1e3 * total,
@@ -136,7 +133,7 @@ def _status(field: str) -> int:
 
 def print_time(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title=f"wall time, batch {BATCH} of 3 x 32 x 32, medians", box=None, pad_edge=False)
-    for column in ("model", "Delta per", "compiled", "chunk"):
+    for column in ("model", "Delta per", "compiled"):
         table.add_column(column)
     for column in ("steps", "static ms", "defended ms", "ratio", "2k+1", "over 2k+1", "target"):
         table.add_column(column, justify="right")
@@ -146,7 +143,6 @@ def print_time(rows: list[dict[str, Any]], console: Console) -> None:
             row["model"],
             row["affine"],
             "yes" if row["compiled"] else "no",
-            str(row["chunk"] or "no"),
             str(row["steps"]),
             f"{row['static_ms']:.1f}",
             f"{row['defended_ms']:.0f}",
@@ -173,39 +169,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", nargs="+", type=int, default=[1, 5, 10, 30])
-    parser.add_argument("--rounds", type=int, default=5, help="defended forwards per row (default: 5)")
+    parser.add_argument("--rounds", type=int, default=9, help="defended forwards per row (default: 9)")
     parser.add_argument(
         "--quick", action="store_true", help="ResNet-20, 1 and 10 steps, 3 rounds, eager"
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     if options.quick:
-        options.models, options.steps, options.rounds = ["ResNet-20"], [1, 10], 3
+        options.models, options.steps, options.rounds = ["ResNet-20"], [1, 10], 5
     console = Console(width=110)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     times: list[dict[str, Any]] = []
     memory: list[dict[str, Any]] = []
     plans = [
-        (name, affine, steps, compiled, chunk)
+        (name, compiled, affine, steps)
         for name in options.models
         for compiled in (False, True)
-        for chunk in (None, CHUNK)
         for affine in ("batch", "sample")
         for steps in options.steps
-        # Compiled and in chunks, only the steps of the targets; dent+ looks at the whole batch.
-        if steps == 10 or not (compiled or chunk)
-        if not (chunk and affine == "sample")
-        if not (options.quick and compiled)
+        if not compiled or (steps == 10 and not options.quick)  # compiled, only the steps of the target
     ]
-    for number, (name, affine, steps, compiled, chunk) in enumerate(plans, 1):
-        about = (
-            f"{name}, per {affine}, {steps} steps"
-            + ", compiled" * compiled
-            + ", in chunks" * bool(chunk)
-        )
+    for number, (name, compiled, affine, steps) in enumerate(plans, 1):
+        about = f"{name}, per {affine}, {steps} steps" + ", compiled" * compiled
         with console.status(f"{number} of {len(plans)}: {about}"):
-            rounds = options.rounds if name == "ResNet-20" else max(3, options.rounds // 2)
-            times.append(measure_time(name, affine, steps, rounds, compile=compiled, chunk=chunk))
+            rounds = options.rounds if name == "ResNet-20" else max(3, options.rounds // 3)
+            times.append(measure_time(name, affine, steps, rounds, compile=compiled))
             torch.compiler.reset()
     print_time(times, console)
     for name in options.models:

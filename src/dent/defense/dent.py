@@ -140,7 +140,7 @@ class Dent(nn.Module):
         if state.delta is None:
             return {}
         with self._shadow(channels_last=False) as net:
-            return net.split(net.theta() + state.delta)
+            return net.split(net.theta + state.delta)
 
     @property
     def independent(self) -> bool:
@@ -166,6 +166,8 @@ class Dent(nn.Module):
         method, done = self._method, start.steps if start else 0
         borrow = partial(self._shadow, channels_last)
         logits: list[Tensor] = []
+        if channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)  # once, not in every step
         with self._shadow(channels_last) as net:
             variables = method.initial(net, inputs, start)
             sizes = [method.sizes(variables, inputs)]

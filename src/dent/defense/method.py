@@ -49,7 +49,7 @@ class Method:
         for name in self.learning_rates:
             if name == "delta":
                 rows = len(inputs) if self.settings.affine == "sample" else 1
-                value = torch.zeros_like(net.theta()).repeat(rows, 1)
+                value = torch.zeros_like(net.theta).repeat(rows, 1)
             else:
                 value = self._blur(inputs, len(inputs) if self.settings.blur_per == "sample" else 1)
             variables += [value, *(torch.zeros_like(value) for _ in range(self.optimizer.moments))]

@@ -47,6 +47,7 @@ class Site:
         self.affine_names = affine_names(layer)
         self.test_share = 1.0 if needs_batch_statistics(layer) else test_share
         self.adapted: dict[str, Tensor] = {}  # weight and bias, (1 or N, *shape); {}: the model's own
+        self.trained: tuple[Tensor, Tensor] | None = None  # mean and 1 / deviation, where they hold
         self.frozen: tuple[Tensor, Tensor] | None = None  # mean and variance to use for any batch
         self.recording = False
         self.recorded: tuple[Tensor, Tensor] | None = None  # mean and variance of the last forward
@@ -60,6 +61,18 @@ class Site:
         else:
             layer.forward = self._batch_norm_subclass
 
+    def bind(self) -> None:
+        """Take what the layer holds now: mean and inverse standard deviation of training."""
+        layer: Any = self.layer
+        if is_batch_norm(layer) and self.test_share == 0:
+            exact = torch.promote_types(layer.running_mean.dtype, torch.float32)
+            mean, var = layer.running_mean.to(exact), layer.running_var.to(exact)
+            self.trained = mean, (var + layer.eps).rsqrt()
+
+    def release(self) -> None:
+        self.adapted, self.trained, self.frozen, self.recorded = {}, None, None, None
+        self.recording = False
+
     def _batch_norm(self, x: Tensor) -> Tensor:
         layer: Any = self.layer
         untouched = not self.adapted and self.frozen is None and not self.recording
@@ -71,10 +84,12 @@ class Site:
         shared = weight is None or len(weight) == 1
         if self.test_share == 1 and shared and self.frozen is None and not self.recording:
             return _native(layer, x, None, None, _only(weight), _only(bias))
-        mean, var = self._statistics(x)
-        scale = (var + layer.eps).rsqrt()[None]
-        if weight is not None:
-            scale = weight * scale
+        if self.trained is not None and self.frozen is None and not self.recording:
+            mean, inverse = self.trained
+        else:
+            mean, var = self._statistics(x)
+            inverse = (var + layer.eps).rsqrt()
+        scale = inverse[None] if weight is None else weight * inverse
         shift = -mean * scale if bias is None else bias - mean * scale
         return channel_affine(x, scale, shift)
 

@@ -36,6 +36,7 @@ class Shadow:
         ]
         self._modules = list(zip(self.net.modules(), model.modules(), strict=True))
         self._run = torch.compile(self._forward, dynamic=False) if compile else self._forward
+        self.theta = torch.empty(0)  # the model's scales and shifts in one row: what Delta is added to
         self.channels_last = False
         self._checked = False
         self._compiled_for: set[torch.Size] = set()
@@ -54,21 +55,24 @@ class Shadow:
                 }
                 module._parameters = parameters
                 module._buffers = {name: _constant(value) for name, value in original._buffers.items()}
+            self.theta = self._flatten_theta()
+            for site in self.sites:
+                site.bind()
             yield self
         finally:
             for module, _ in self._modules:
                 module._parameters = dict.fromkeys(module._parameters)
                 module._buffers = dict.fromkeys(module._buffers)
+            self.theta = torch.empty(0)
             for site in self.sites:
-                site.adapted, site.frozen, site.recorded, site.recording = {}, None, None, False
+                site.release()
 
-    def theta(self) -> Tensor:
-        """The model's own scales and shifts, all in one row: what Delta is added to."""
+    def _flatten_theta(self) -> Tensor:
         values = [value.flatten() for value in self._own().values()]
         exact = torch.float32  # at least: in half precision small steps would be lost
         for value in values:
             exact = torch.promote_types(exact, value.dtype)
-        return torch.cat([value.to(exact) for value in values])
+        return torch.cat([value.to(exact) for value in values]) if values else torch.empty(0)
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
         """Rows (n, parameters) as one tensor (n, *shape) for each scale and shift, by name."""
@@ -98,7 +102,7 @@ class Shadow:
             self._checked = True
 
     def _forward(self, inputs: Tensor, delta: Tensor | None) -> Tensor:
-        values = {} if delta is None else self.split(self.theta() + delta)
+        values = {} if delta is None else self.split(self.theta + delta)
         for site in self.sites:
             names = {name: _joined(site.name, name) for name in site.affine_names}
             site.adapted = {name: values[full] for name, full in names.items() if full in values}
