@@ -209,6 +209,7 @@ def main() -> None:
     print_memory(memory, console)
     if options.json:
         options.json.write_text(json.dumps({"time": times, "memory": memory}, indent=2) + "\n")
+        console.print(f"the same as JSON: {options.json}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ the one to believe.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -19,6 +21,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import dent
+
+QUIET = not sys.stdout.isatty()  # progress is for people
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
@@ -56,7 +60,7 @@ def train(inputs: Tensor, labels: Tensor, *, eps: float, epochs: int, name: str)
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10),
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in track(range(epochs), f"training, {name}", transient=True):
+    for _ in track(range(epochs), f"training, {name}", transient=True, disable=QUIET):
         for batch in torch.randperm(len(inputs)).split(128):
             images = inputs[batch]
             if eps:
@@ -72,6 +76,12 @@ def correct(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         return torch.eq(model(inputs).argmax(1), labels)
 
 
+def widest(n: int) -> float:
+    """Half the width of the Wilson interval of a share of one half, in points."""
+    z = 1.96
+    return 100 * z / 2 / (n + z**2) ** 0.5
+
+
 def main() -> None:
     images, labels = load_digits()
     train_set, (inputs, labels) = (images[512:], labels[512:]), (images[:256], labels[:256])
@@ -83,6 +93,7 @@ def main() -> None:
         title=f"Accuracy in % on {len(inputs)} digits, batches of 128, PGD-20 in the Linf ball",
         box=None,
         pad_edge=False,
+        caption_justify="left",
     )
     for column in ("training", "eps", "defence"):
         table.add_column(column)
@@ -91,7 +102,7 @@ def main() -> None:
     cells = [("nominal", preset) for preset in ("static", "dent", "dent+", "dent-nominal")]
     cells += [("adversarial", preset) for preset in ("static", "dent", "dent+")]
     batches = list(zip(inputs.split(128), labels.split(128), strict=True))
-    for training, preset in track(cells, "attacking", transient=True):
+    for training, preset in track(cells, "attacking", transient=True, disable=QUIET):
         static, eps = models[training]
         model = dent.defend(static, preset)
         scores = []
@@ -105,6 +116,9 @@ def main() -> None:
             )
         means = torch.cat(scores).float().mean(0) * 100
         table.add_row(training, f"{eps:g}", preset, *(f"{mean:.1f}" for mean in means.tolist()))
+    table.caption = (
+        f"n = {len(inputs)}; 95 % intervals (Wilson) reach {widest(len(inputs)):.1f} points at most"
+    )
     Console(width=100).print(table)
 
 

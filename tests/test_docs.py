@@ -56,6 +56,7 @@ def test_the_demo_prints_an_aligned_table(tmp_path: Path) -> None:
         natural, on_defence, on_static, worst = (float(cell) for cell in row[3:])
         assert natural > 80
         assert worst <= min(on_defence, on_static)
+    assert "n = 256; 95 % intervals" in output
     lines = [
         line.rstrip() for line in output.splitlines() if line.startswith(("nominal", "adversarial"))
     ]

@@ -178,6 +178,8 @@ def test_models_that_cannot_be_adapted(model: nn.Module) -> None:
     lazy = nn.Sequential(nn.LazyLinear(8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(TypeError, match="not initialized yet; run the model once"):
         dent.defend(lazy)
+    with pytest.raises(TypeError, match="defended already"):
+        dent.defend(dent.defend(model))
     locked = small(nn.BatchNorm2d(8))
     locked.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(TypeError, match="structure of Sequential cannot be copied"):

@@ -56,6 +56,10 @@ class Dent(nn.Module):
     ) -> None:
         super().__init__()
         model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+        if isinstance(model, nn.Module) and any(isinstance(part, Dent) for part in model.modules()):
+            raise TypeError(
+                "the model is defended already; override its settings in dent.defend instead"
+            )
         check_model(model, settings)
         check_chunk(chunk, model, settings)
         self.model = model

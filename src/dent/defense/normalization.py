@@ -75,16 +75,16 @@ class Site:
 
     def _batch_norm(self, x: Tensor) -> Tensor:
         layer: Any = self.layer
-        untouched = not self.adapted and self.frozen is None and not self.recording
-        if untouched and self.test_share == 0:  # to the bit what the model computes
+        if self._is_untouched():  # to the bit what the model computes
             return _native(layer, x, layer.running_mean, layer.running_var, layer.weight, layer.bias)
         self._check_batch(x)
         weight = self.adapted.get("weight", _row(layer.weight))
         bias = self.adapted.get("bias", _row(layer.bias))
         shared = weight is None or len(weight) == 1
-        if self.test_share == 1 and shared and self.frozen is None and not self.recording:
+        plain = self.frozen is None and not self.recording
+        if plain and shared and self.test_share == 1:
             return _native(layer, x, None, None, _only(weight), _only(bias))
-        if self.trained is not None and self.frozen is None and not self.recording:
+        if plain and self.trained is not None:
             mean, inverse = self.trained
         else:
             mean, var = self._statistics(x)
@@ -96,19 +96,19 @@ class Site:
     def _batch_norm_subclass(self, x: Tensor) -> Tensor:
         """A subclass may do more than normalize, so its own forward follows, normalizing nothing."""
         layer: Any = self.layer
+        forward = type(layer).forward
+        if self._is_untouched():
+            return forward(layer, x)  # type: ignore[no-any-return]
         y = self._batch_norm(x)
-        tensors = layer._parameters, layer._buffers
+        own = layer._parameters, layer._buffers
         one = torch.ones(layer.num_features, dtype=y.dtype, device=y.device)
-        layer._parameters = {"weight": one, "bias": torch.zeros_like(one)}
-        layer._buffers = {
-            "running_mean": torch.zeros_like(one),
-            "running_var": one - layer.eps,
-            "num_batches_tracked": None,
-        }
+        zero = torch.zeros_like(one)
+        layer._parameters = own[0] | {"weight": one, "bias": zero}
+        layer._buffers = own[1] | {"running_mean": zero, "running_var": one - layer.eps}
         try:
-            return type(layer).forward(layer, y)  # type: ignore[no-any-return]
+            return forward(layer, y)  # type: ignore[no-any-return]
         finally:
-            layer._parameters, layer._buffers = tensors
+            layer._parameters, layer._buffers = own
 
     def _other_norm(self, x: Tensor) -> Tensor:
         """GroupNorm, LayerNorm, InstanceNorm: one input never sees another, so only Delta matters."""
@@ -133,6 +133,10 @@ class Site:
         # vmap, because a subclass may move the channels before it normalizes, as ConvNeXts do.
         alone = torch.vmap(lambda x, adapted: with_affine(x[None], adapted)[0])
         return alone(x, self.adapted)
+
+    def _is_untouched(self) -> bool:
+        """Whether the layer is, for now, as in the static model."""
+        return not self.adapted and self.test_share == 0 and self.frozen is None and not self.recording
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         layer: Any = self.layer
