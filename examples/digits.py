@@ -11,6 +11,7 @@ the one to believe.
 
 from __future__ import annotations
 
+import math
 import sys
 
 import torch
@@ -79,7 +80,7 @@ def correct(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
 def widest(n: int) -> float:
     """Half the width of the Wilson interval of a share of one half, in points."""
     z = 1.96
-    return 100 * z / 2 / (n + z**2) ** 0.5
+    return 100 * z / 2 / math.sqrt(n + z**2)
 
 
 def main() -> None:
