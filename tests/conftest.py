@@ -6,10 +6,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
 
 import pytest
 import torch
+from hypothesis import settings
 from nets import randomized
 from torch import Tensor, nn
 
 from dent.models import CifarResNet
+
+# The same examples every time, and no judgement on a slow machine.
+settings.register_profile("dent", derandomize=True, deadline=None)
+settings.load_profile("dent")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
@@ -206,9 +206,3 @@ def make_settings(preset: str, **overrides: Any) -> Settings:
             f"unknown settings: {', '.join(unknown)}{hint} Expected any of: {', '.join(known)}"
         )
     return replace(base, **overrides)
-
-
-def differences(settings: Settings, preset: str) -> dict[str, Any]:
-    """The settings that are not the preset's."""
-    base = asdict(PRESETS[preset])
-    return {name: value for name, value in asdict(settings).items() if value != base[name]}
