@@ -41,6 +41,7 @@ def model() -> nn.Module:
         ("dent", {"optimizer": "lion"}, "optimizer: expected one of adam, adamod, sgd"),
         ("dent", {"reduction": "none"}, "reduction: expected one of mean, sum"),
         ("dent", {"gradient": "bpda"}, "gradient: expected one of stale, unrolled"),
+        ("dent", {"continual": "yes"}, "continual: expected one of False, True, got 'yes'"),
         ("dent", {"steps": -1}, "steps: expected an integer >= 0, got -1"),
         ("dent", {"steps": 1.5}, "steps: expected an integer >= 0, got 1.5"),
         ("dent", {"lr": 0}, "lr: expected a number > 0, got 0"),
@@ -61,7 +62,7 @@ def test_wrong_settings(model: nn.Module, preset: str, settings: dict[str, Any],
 
 
 def test_unknown_settings_are_named_with_the_nearest(model: nn.Module) -> None:
-    with pytest.raises(TypeError, match="unknown settings: step, colour; did you mean steps"):
+    with pytest.raises(TypeError, match="unknown settings: step, colour; did you mean 'steps'"):
         dent.defend(model, "dent", step=3, colour="red")
 
 
@@ -233,6 +234,8 @@ def test_states_belong_to_their_inputs(model: nn.Module) -> None:
 def test_chunks_need_inputs_that_do_not_see_one_another(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="chunk: expected an integer >= 1, got 0"):
         dent.defend(model, "dent", chunk=0)
+    with pytest.raises(ValueError, match="chunk: expected an integer >= 1, got 2.5"):
+        dent.defend(model, "dent", chunk=2.5)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="information-maximization' looks at all predictions together"):
         dent.defend(model, "dent+", chunk=2)
     with pytest.raises(ValueError, match="statistics are of the whole batch"):

@@ -59,3 +59,8 @@ def test_adapt_looks_ahead_without_carrying(net: nn.Module, images: Tensor) -> N
     assert online.state is None
     assert torch.equal(online(images), ahead)
     assert not online.independent
+
+
+def test_tent_without_updates_is_the_model_with_test_statistics(net: nn.Module, images: Tensor) -> None:
+    tent = dent.defend(net, "tent", steps=0)
+    torch.testing.assert_close(tent(images), dent.defend(net, "norm")(images))

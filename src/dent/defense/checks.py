@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from dent.defense.normalization import (
+    affine_names,
     is_batch_norm,
     is_normalization,
     needs_batch_statistics,
@@ -34,9 +35,7 @@ def check_model(model: nn.Module, settings: Settings) -> None:
         ):
             raise TypeError(f"{where} is not initialized yet; run the model once before defending it")
     layers = [layer for layer in model.modules() if is_normalization(layer)]
-    if settings.affine != "off" and not any(
-        layer._parameters.get("weight") is not None for layer in layers
-    ):
+    if settings.affine != "off" and not any(affine_names(layer) for layer in layers):
         found = "have no affine parameters" if layers else "are missing"
         raise ValueError(
             f"nothing to adapt in {type(model).__name__}: normalization layers (BatchNorm, GroupNorm, "
@@ -59,7 +58,7 @@ def check_chunk(chunk: int | None, model: nn.Module, settings: Settings) -> None
     """Refuse to cut a batch whose inputs see one another."""
     if chunk is None:
         return
-    if chunk < 1:
+    if not isinstance(chunk, int) or chunk < 1:
         raise ValueError(f"chunk: expected an integer >= 1, got {chunk}")
     reason = ""
     if settings.objective != "entropy":

@@ -42,9 +42,9 @@ class Online(nn.Module):
             self.state = after
         if self.settings.predict == "after":
             return self.predict(inputs, after)
-        if inputs.requires_grad and torch.is_grad_enabled():
-            return self.predict(inputs, before or self.dent.adapt(inputs, steps=0))
-        return after.trace.logits[0]  # what the first update saw, before it
+        if len(after.trace.logits) and not (inputs.requires_grad and torch.is_grad_enabled()):
+            return after.trace.logits[0]  # what the first update saw, before it
+        return self.predict(inputs, before or self.dent.adapt(inputs, steps=0))
 
     def adapt(self, inputs: Tensor) -> State:
         """What the next forward would adapt to, without carrying it on."""

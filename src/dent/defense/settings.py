@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from dent.defense.objectives import OBJECTIVES
 from dent.defense.optimizers import OPTIMIZERS
-from dent.names import lookup
+from dent.names import check_known, lookup
 
 Per = Literal["batch", "sample"]
 Affine = Literal["off", "batch", "sample"]
@@ -60,7 +59,9 @@ class Settings:
     gradient: Gradient = _setting(
         "stale", "what an attacker's gradient sees of the updates", get_args(Gradient)
     )
-    continual: bool = _setting(False, "carry the adaptation from batch to batch until reset()")
+    continual: bool = _setting(
+        False, "carry the adaptation from batch to batch until reset()", (False, True)
+    )
     predict: Predict = _setting("after", "the updates or before them", get_args(Predict))
 
     def __post_init__(self) -> None:
@@ -110,7 +111,9 @@ class Settings:
         for setting in fields(self):
             choices, value = setting.metadata["choices"], getattr(self, setting.name)
             if choices and value not in choices:
-                faults.append((setting.name, f"expected one of {', '.join(choices)}, got {value!r}"))
+                faults.append(
+                    (setting.name, f"expected one of {', '.join(map(str, choices))}, got {value!r}")
+                )
         share = self.statistics
         if share not in ("train", "test") and not (_is_number(share) and 0 <= float(share) <= 1):
             faults.append(("statistics", f"expected train, test or a weight in [0, 1], got {share!r}"))
@@ -197,12 +200,5 @@ def make_settings(preset: str, **overrides: Any) -> Settings:
     3
     """
     base = lookup("preset", preset, PRESETS)
-    known = [setting.name for setting in fields(Settings)]
-    unknown = [name for name in overrides if name not in known]
-    if unknown:
-        near = [match for name in unknown for match in get_close_matches(name, known, 1)]
-        hint = f"; did you mean {', '.join(near)}?" if near else ";"
-        raise TypeError(
-            f"unknown settings: {', '.join(unknown)}{hint} Expected any of: {', '.join(known)}"
-        )
+    check_known("settings", overrides, [setting.name for setting in fields(Settings)])
     return replace(base, **overrides)

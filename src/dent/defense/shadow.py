@@ -35,12 +35,11 @@ class Shadow:
             if is_normalization(layer)
         ]
         self._modules = list(zip(self.net.modules(), model.modules(), strict=True))
-        self._run = torch.compile(self._forward, dynamic=False) if compile else self._forward
+        self._compiled = torch.compile(self._forward, dynamic=False) if compile else None
         self.theta = torch.empty(0)  # the model's scales and shifts in one row: what Delta is added to
         self.channels_last = False
         self._checked = False
         self._compiled_for: set[torch.Size] = set()
-        self._is_compiled = compile
 
     @contextmanager
     def bound(self, channels_last: bool) -> Iterator[Shadow]:
@@ -85,7 +84,7 @@ class Shadow:
 
     def __call__(self, inputs: Tensor, delta: Tensor | None, *, eager: bool = False) -> Tensor:
         """Logits at theta + Delta, with Delta (1 or N, parameters) or None for the model itself."""
-        if eager or not self._is_compiled:
+        if eager or self._compiled is None:
             return self._forward(inputs, delta)
         if inputs.shape not in self._compiled_for:
             self._compiled_for.add(inputs.shape)
@@ -93,7 +92,7 @@ class Shadow:
                 "compiling for inputs of shape %s; this call can take a minute, later ones are fast",
                 tuple(inputs.shape),
             )
-        return self._run(inputs, delta)
+        return self._compiled(inputs, delta)
 
     def check_logits(self, logits: Tensor, inputs: Tensor) -> None:
         """Once per binding: that the model returns logits."""
