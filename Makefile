@@ -12,6 +12,8 @@ setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	@# Its architectures are compared with ours; what it depends on is not needed for that.
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps robustbench
 	touch $@
 
 demo: setup

@@ -1,0 +1,221 @@
+"""Models of RobustBench (Croce et al., 2021) by their ids: those of the paper's tables.
+
+Where the package `robustbench` can be imported, it loads them. Elsewhere the published checkpoint
+file is loaded into our own architectures, which have the same keys and compute the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dent.intervals import wilson
+from dent.models.checkpoint import filled, normalization_in, read, state_in
+from dent.models.imagenet import ResNet50
+from dent.models.normalization import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Normalized,
+    PerImageNormalized,
+)
+from dent.models.preact import preact_resnet18, preact_resnet18_bn
+from dent.models.wide import WideResNet
+from dent.names import lookup
+from dent.storage import dent_home
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model of RobustBench: how it is made, and its accuracies there, in percent."""
+
+    architecture: str
+    make: Callable[[], nn.Module]
+    eps: str
+    clean: float
+    robust: float
+    normalization: tuple[Sequence[float], Sequence[float]] | None = None
+    per_image: bool = False
+    n: int = 10_000
+    note: str = ""
+
+
+_WRN = partial(WideResNet, 28, 10)
+_TWICE = partial(WideResNet, 28, 10, duplicate=True)
+_CIFAR = (CIFAR_MEAN, CIFAR_STD)
+_RONY = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))  # the same, as its authors rounded it
+_TO_ONE = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # 2x - 1
+_MMA = partial(WideResNet, 28, 4)
+
+# By data set, threat model and id, as RobustBench names them and its files.
+ROBUSTBENCH: dict[str, Published] = {
+    "cifar10/Linf/Wu2020Adversarial_extra": Published("WRN-28-10", _TWICE, "8/255", 88.25, 60.04),
+    "cifar10/Linf/Carmon2019Unlabeled": Published("WRN-28-10", _TWICE, "8/255", 89.69, 59.53),
+    "cifar10/Linf/Sehwag2020Hydra": Published("WRN-28-10", _TWICE, "8/255", 88.98, 57.14),
+    "cifar10/Linf/Wang2020Improving": Published("WRN-28-10", _TWICE, "8/255", 87.50, 56.29),
+    "cifar10/Linf/Hendrycks2019Using": Published("WRN-28-10", _WRN, "8/255", 87.11, 54.92, _TO_ONE),
+    "cifar10/Linf/Wong2020Fast": Published(
+        "PreActResNet-18", preact_resnet18, "8/255", 83.34, 43.21, _CIFAR
+    ),
+    "cifar10/Linf/Ding2020MMA": Published("WRN-28-4", _MMA, "8/255", 84.36, 41.44, per_image=True),
+    "cifar10/L2/Rice2020Overfitting": Published(
+        "PreActResNet-18", preact_resnet18_bn, "0.5", 88.67, 67.68, _CIFAR
+    ),
+    "cifar10/L2/Rony2019Decoupling": Published("WRN-28-10", _WRN, "0.5", 89.05, 66.44, _RONY),
+    "cifar10/L2/Ding2020MMA": Published("WRN-28-4", _MMA, "0.5", 88.02, 66.09, per_image=True),
+    "imagenet/Linf/Wong2020Fast": Published(
+        "ResNet-50",
+        ResNet50,
+        "4/255",
+        55.62,
+        26.24,
+        (IMAGENET_MEAN, IMAGENET_STD),
+        n=5_000,
+        note="crops of 288 pixels",
+    ),
+}
+DATASETS, THREATS = ("cifar10", "cifar100", "imagenet"), ("Linf", "L2", "corruptions")
+
+
+def load_robustbench(
+    spec: str, *, weights: str | Path | None = None, device: str | torch.device = "cpu"
+) -> nn.Module:
+    """The model with the id `spec` (see `resolve`), by the package or from its file."""
+    key = resolve(spec)
+    if weights == "random":
+        entry = lookup("RobustBench model", key, ROBUSTBENCH)
+        return _normalized(entry, entry.make(), None).to(device).eval()
+    if weights is None or weights == "pretrained":
+        package, reason = _package()
+        if package is not None:
+            return _by_package(package, key).to(device).eval()
+        if key not in ROBUSTBENCH:
+            known = ", ".join(short_name(key) for key in ROBUSTBENCH)
+            raise ValueError(
+                f"unknown RobustBench model {key!r}: without its package ({reason}) dent knows {known};"
+                " others need: pip install 'dent-defense[robustbench]'"
+            )
+        weights = _file(key, reason)
+        if "not installed" not in reason:
+            warnings.warn(
+                f"robustbench is installed but cannot be used ({reason}); {key} is loaded from"
+                f" {weights} by dent's own architecture",
+                stacklevel=3,
+            )
+    entry = lookup("RobustBench model", key, ROBUSTBENCH)
+    source = str(weights)
+    state, stored = normalization_in(state_in(read(weights, source=source), source=source))
+    net = filled(entry.make, state, source=source, device=device)
+    return _normalized(entry, net, stored).to(device).eval()
+
+
+def resolve(spec: str) -> str:
+    """`data set/threat model/id` from an id with both, one or none of them before it.
+
+    What is left out is the first entry of the table that fits: CIFAR-10 before ImageNet, and Linf
+    before L2. So a bare id means Linf, unless the table has it for L2 only (`Rice2020Overfitting`,
+    whose Linf model, a WRN-34-20, is not in it).
+
+    >>> resolve("Ding2020MMA"), resolve("L2/Ding2020MMA")
+    ('cifar10/Linf/Ding2020MMA', 'cifar10/L2/Ding2020MMA')
+    >>> resolve("Rice2020Overfitting"), resolve("imagenet/Wong2020Fast")
+    ('cifar10/L2/Rice2020Overfitting', 'imagenet/Linf/Wong2020Fast')
+    """
+    *given, name = spec.split("/")
+    known = {word.lower(): word for word in (*DATASETS, *THREATS)}
+    words = [known.get(word.lower(), "") for word in given]
+    if not name or "" in words or len(words) > 2:
+        raise ValueError(
+            f"expected robustbench:[data set/][threat model/]id, such as robustbench:L2/Ding2020MMA;"
+            f" data sets: {', '.join(DATASETS)}; threat models: {', '.join(THREATS)}; got {spec!r}"
+        )
+    for key in ROBUSTBENCH:
+        *parts, own = key.split("/")
+        if own == name and set(words) <= set(parts):
+            return key
+    dataset = next((word for word in words if word in DATASETS), DATASETS[0])
+    threat = next((word for word in words if word in THREATS), THREATS[0])
+    return f"{dataset}/{threat}/{name}"
+
+
+def short_name(key: str) -> str:
+    """The shortest that `load_model` takes for this entry and no other.
+
+    >>> short_name("cifar10/L2/Ding2020MMA"), short_name("cifar10/L2/Rony2019Decoupling")
+    ('robustbench:L2/Ding2020MMA', 'robustbench:Rony2019Decoupling')
+    """
+    dataset, threat, name = key.split("/")
+    shorter = [spec for spec in (name, f"{threat}/{name}", f"{dataset}/{name}") if resolve(spec) == key]
+    return f"robustbench:{shorter[0] if shorter else key}"
+
+
+def folders() -> list[Path]:
+    """Where published checkpoint files are looked for, in RobustBench's layout: here, and per user."""
+    return [Path("models"), dent_home() / "models"]
+
+
+def published(entry: Published) -> list[dict[str, Any]]:
+    """The accuracies that RobustBench gives, each with its number of images and 95 % interval."""
+    rows = []
+    for what, percent in {"natural": entry.clean, "AutoAttack": entry.robust}.items():
+        low, high = wilson(round(entry.n * percent / 100), entry.n)
+        rows.append(
+            {"what": what, "n": entry.n, "percent": percent, "low": 100 * low, "high": 100 * high}
+        )
+    return rows
+
+
+def _package() -> tuple[Any, str]:
+    try:
+        return import_module("robustbench"), ""
+    except ModuleNotFoundError as error:
+        return None, "not installed" if error.name == "robustbench" else str(error)
+    except Exception as error:  # whatever its own imports raise: torchvision's is no ImportError
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _by_package(package: Any, key: str) -> nn.Module:
+    dataset, threat, name = key.split("/")
+    places = [folder for folder in folders() if (folder / f"{key}.pt").is_file()]
+    folder = (places or folders()[-1:])[0]
+    try:
+        model: nn.Module = package.load_model(
+            model_name=name, model_dir=folder, dataset=dataset, threat_model=threat
+        )
+    except KeyError as error:
+        raise ValueError(
+            f"robustbench has no model {name!r} for {dataset} and {threat}; give both where they are"
+            " others: robustbench:cifar10/L2/ID"
+        ) from error
+    return model
+
+
+def _file(key: str, reason: str) -> Path:
+    places = [folder / f"{key}.pt" for folder in folders()]
+    for place in places:
+        if place.is_file():
+            return place
+    raise ValueError(
+        f"{key} needs the package robustbench ({reason}) or its published checkpoint file, which is not"
+        f" at {' or '.join(map(str, places))}; install the package by"
+        " pip install 'dent-defense[robustbench]', or bring the file (RobustBench's model zoo links"
+        " it: https://github.com/RobustBench/robustbench) to one of these places or give it by weights="
+    )
+
+
+def _normalized(
+    entry: Published, net: nn.Module, stored: tuple[list[float], list[float]] | None
+) -> nn.Module:
+    if entry.per_image:
+        return PerImageNormalized(net)
+    mean_and_std = stored or entry.normalization
+    return net if mean_and_std is None else Normalized(net, *mean_and_std)
