@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import toys
 
 import dent
 
@@ -45,3 +49,74 @@ def test_what_the_user_got_wrong_is_one_line_on_stderr(arguments: list[str]) -> 
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("dent: ")
     assert "nonsense" in result.stderr
+
+
+def test_every_listing_is_a_table_and_json() -> None:
+    for what, column, some in (
+        ("models", "name", "robustbench:Carmon2019Unlabeled"),
+        ("data", "data", "cifar10"),
+        ("recipes", "recipe", "fast-at"),
+    ):
+        assert some in [row[column] for row in json.loads(run("list", what, "--json").stdout)]
+        assert some in run("list", what).stdout
+    assert "dent-defense[timm]" in run("list", "models").stdout  # taken as text, not as markup of the terminal
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    inputs, labels = toys.features()
+    np.savez(tmp_path / "toy.npz", images=inputs.numpy(), labels=labels.numpy())
+    return tmp_path / "toy.npz"
+
+
+def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dent", "train", "toys:convolutional", *arguments]
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=path)
+
+
+def test_train_prints_every_epoch_and_leaves_a_card(tmp_path: Path, images: Path) -> None:
+    settings = ["--recipe", "fast-at", "--epochs", "2", "--eps", "25.5/255", "--batch-size", "128"]
+    settings += ["--data", str(images), "--hold-out", "256", "--no-augment", "--out", "run"]
+    done = train(tmp_path, *settings, "--log", "tensorboard")
+    assert done.returncode == 0, done.stderr
+    assert [line[:9] for line in done.stdout.splitlines()[:2]] == ["epoch   1", "epoch   2"]
+    assert "natural, held-out images" in done.stdout  # the data have no test images of their own
+    card = json.loads((tmp_path / "run" / "card.json").read_text())
+    assert card["recipe"]["eps"] == pytest.approx(0.1)
+    assert card["accuracies"][0]["n"] == 256
+    assert (tmp_path / "run" / "tensorboard").is_dir()
+    assert len((tmp_path / "run" / "log.jsonl").read_text().splitlines()) == 2
+    again = train(tmp_path, *settings)  # there is nothing left to do
+    assert again.returncode == 0
+    assert "epoch" not in again.stdout
+    other = train(tmp_path, *settings, "--lr", "0.3")
+    assert other.returncode == 2
+    assert "lr is 0.2 there, 0.3 was asked for" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--recipe", "at", "--eps", "8/25x"], "expected a number such as 0.5 or 8/255"),
+        (["--recipe", "att"], "unknown recipe 'att'; did you mean 'at'"),
+        (["--epochs", "0"], "epochs: expected an integer >= 1, got 0"),
+        (["--data", "nowhere.npz"], "nowhere.npz"),
+        (["--log", "paper"], "unknown logger 'paper'"),
+    ],
+)
+def test_a_training_that_cannot_start(
+    tmp_path: Path, images: Path, arguments: list[str], says: str
+) -> None:
+    done = train(tmp_path, "--data", str(images), *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_data_says_where_it_is(tmp_path: Path, images: Path) -> None:
+    found = json.loads(run("data", str(images), "--json").stdout)
+    assert (found[0]["n"], found[0]["classes"]) == (1024, 2)
+    missing = run("data", str(tmp_path / "nowhere.npz"))
+    assert missing.returncode == 2
+    assert len(missing.stderr.splitlines()) == 1

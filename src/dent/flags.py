@@ -1,0 +1,76 @@
+"""The fields of a settings object as flags of a command."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+
+def number(text: str) -> float:
+    """A number, also as a fraction.
+
+    >>> number("8/255") == 8 / 255, number("0.5")
+    (True, 0.5)
+    """
+    try:
+        above, _, below = str(text).partition("/")
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError) as error:
+        raise typer.BadParameter(f"expected a number such as 0.5 or 8/255, got {text!r}") from error
+
+
+def flags(settings: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command with `**settings` one flag for each field; it receives those that were given."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(settings)
+        names = [field.name for field in fields(settings)]
+        own = inspect.signature(command, eval_str=True)
+        parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        for field in fields(settings):
+            kind = _plain(hints[field.name])
+            choices = field.metadata["choices"]
+            note = field.metadata["doc"] + (f": {', '.join(map(str, choices))}" if choices else "")
+            option = typer.Option(
+                help=f"{note}.",
+                parser=number if kind is float else None,
+                metavar={float: "NUMBER", int: "INTEGER", str: "TEXT"}.get(kind),
+                rich_help_panel=f"Settings of the {settings.__name__.lower()}",
+            )
+            parameters.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=None,
+                    annotation=_annotated(kind, option),
+                )
+            )
+
+        def called(**given: Any) -> None:
+            asked = {name: given.pop(name) for name in names}
+            command(**given, **{name: value for name, value in asked.items() if value is not None})
+
+        called.__doc__, called.__name__ = command.__doc__, command.__name__
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in parameters}
+        return called
+
+    return decorate
+
+
+def _plain(hint: Any) -> type:
+    """What is typed for a field: a Literal is text, an optional number is a number."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (one for one in get_args(hint) if one is not type(None))
+    return hint if hint in (int, float, bool, str) else str
+
+
+def _annotated(kind: type, option: Any) -> Any:
+    from typing import Annotated
+
+    return Annotated[kind | None, option]

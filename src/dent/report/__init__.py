@@ -1,0 +1,1 @@
+"""What people see: tables and progress in the terminal."""

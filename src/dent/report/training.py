@@ -1,0 +1,26 @@
+"""How training goes, in a line."""
+
+from __future__ import annotations
+
+from dent.training import Epoch, Step
+
+
+def step_text(step: Step) -> str:
+    """For the progress bar: what this epoch's batches say so far."""
+    return f"epoch {step.epoch}  loss {step.loss:.3f}  trained-on accuracy {step.accuracy:.1%}"
+
+
+def epoch_line(epoch: Epoch) -> str:
+    """One epoch, aligned with the others.
+
+    >>> print(epoch_line(Epoch(3, 0.1, 1.25, 0.5, 0.62, None, None, 61.2)))
+    epoch   3  lr 0.1000  loss 1.250  trained-on 50.0 %  natural 62.0 %    61 s
+    """
+    robust = ""
+    if epoch.robust is not None and epoch.fgsm is not None:
+        robust = f"  PGD-10 {100 * epoch.robust:4.1f} %  FGSM {100 * epoch.fgsm:4.1f} %"
+    return (
+        f"epoch {epoch.epoch:3d}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}  "
+        f"trained-on {100 * epoch.accuracy:4.1f} %  natural {100 * epoch.natural:4.1f} %{robust}"
+        f"  {epoch.seconds:4.0f} s"
+    )

@@ -1,0 +1,114 @@
+"""A training from names: data, model, the accuracy on the test images, and the card of the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dent.data import open_data
+from dent.data.dataset import Dataset
+from dent.intervals import wilson
+from dent.storage import replacing
+from dent.training.loggers import open_logger
+from dent.training.recipe import Recipe
+from dent.training.train import Step, Trained, split, train
+from dent.training.watch import Epoch
+
+CARD = "card.json"
+
+
+def run(
+    architecture: str,
+    recipe: Recipe,
+    *,
+    data: str = "cifar10",
+    test_data: str | None = None,
+    out: Path,
+    loggers: Sequence[str] = (),
+    progress: Callable[[int, int | None, str], None] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train on the training images of `data`, measure on its test images; the card of the model.
+
+    `test_data` are other test images than those of `data`, for data that have none.
+    """
+    images = open_data(data, split="train", progress=progress)
+    with ExitStack() as stack:
+        log = [stack.enter_context(open_logger(name, out, asdict(recipe))) for name in loggers]
+
+        def each_epoch(epoch: Epoch) -> None:
+            for write in log:
+                write(epoch)
+            if on_epoch is not None:
+                on_epoch(epoch)
+
+        trained = train(
+            architecture, images, recipe, out=out, on_step=on_step, on_epoch=each_epoch, **options
+        )
+    card = make_card(architecture, data, test_data, images, recipe, trained)
+    with replacing(out / CARD) as file:
+        file.write(json.dumps(card, indent=2).encode() + b"\n")
+    return card
+
+
+def make_card(
+    architecture: str,
+    data: str,
+    test_data: str | None,
+    images: Dataset,
+    recipe: Recipe,
+    trained: Trained,
+) -> dict[str, Any]:
+    """What a person must know of a trained model."""
+    what, tested = "natural, test images", open_data(test_data or data, split="test")
+    if tested.source == images.source and torch.equal(tested.labels, images.labels):
+        # The data have no test images of their own: these were trained on, all but the held-out ones.
+        trained_on, held_out = split(images, recipe)
+        what = (
+            "natural, held-out images" if recipe.hold_out else "natural, the training images themselves"
+        )
+        tested = images.subset(held_out if recipe.hold_out else trained_on)
+    return {
+        "architecture": architecture,
+        "classes": len(images.classes),
+        "data": data,
+        "recipe": asdict(recipe),
+        "seconds": round(sum(epoch.seconds for epoch in trained.history)),
+        "accuracies": [accuracy(what, count_correct(trained.model, tested), len(tested))],
+        "torch": torch.__version__,
+        "sha256": hashlib.sha256(trained.checkpoint.read_bytes()).hexdigest(),
+    }
+
+
+def accuracy(what: str, correct: int, n: int) -> dict[str, Any]:
+    """A share as a card has it: in percent, with n and its 95 % interval.
+
+    >>> accuracy("natural", 81, 100)
+    {'what': 'natural', 'n': 100, 'percent': 81.0, 'low': 72.22, 'high': 87.49}
+    """
+    low, high = wilson(correct, n)
+    percents = {
+        key: round(100 * value, 2)
+        for key, value in {"percent": correct / n, "low": low, "high": high}.items()
+    }
+    return {"what": what, "n": n, **percents}
+
+
+def count_correct(model: nn.Module, dataset: Dataset, *, batch_size: int = 500) -> int:
+    """How many images of the data set the model classifies as labelled."""
+    device = next(model.parameters()).device
+    correct = 0
+    with torch.no_grad():
+        for inputs, labels in dataset.batches(batch_size):
+            correct += int((model(inputs.to(device)).argmax(1).cpu() == labels).sum())
+    return correct

@@ -1,0 +1,69 @@
+"""The folder of a training: its checkpoint, its log, its lock. Nothing half-written is ever read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dent.storage import replacing
+
+CHECKPOINT, LOG, LOCK = "checkpoint.pt", "log.jsonl", "lock"
+
+
+def save(folder: Path, checkpoint: dict[str, Any]) -> None:
+    """The checkpoint, and what it knows of the past epochs as a log with one line for each."""
+    with replacing(folder / CHECKPOINT) as file:
+        torch.save(checkpoint, file)
+    with replacing(folder / LOG) as file:
+        file.writelines(json.dumps(epoch).encode() + b"\n" for epoch in checkpoint["history"])
+
+
+def load(folder: Path, *, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint of the folder, if there is one; it must be of the training that was `asked` for."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        found = checkpoint["asked"]
+    except Exception as error:
+        raise ValueError(
+            f"{path} is no checkpoint of a training ({error}); move it away, or choose another folder"
+        ) from error
+    if found != asked:
+        differ = [
+            f"{key} is {found.get(key)!r} there, {asked.get(key)!r} was asked for"
+            for key in {**found, **asked}
+            if found.get(key) != asked.get(key)
+        ]
+        raise ValueError(
+            f"{folder} holds another training: {'; '.join(differ)}. "
+            "Choose another folder, or ask for the same"
+        )
+    return checkpoint
+
+
+@contextmanager
+def locked(folder: Path, *, first: bool = True) -> Iterator[None]:
+    """Refuse a second training in the folder while one runs; its first process holds the lock."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        fcntl = None  # type: ignore[assignment]
+    folder.mkdir(parents=True, exist_ok=True)
+    if not first or fcntl is None:
+        yield
+        return
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"another process trains in {folder}; wait for it, or choose another folder"
+            ) from error
+        yield

@@ -1,0 +1,42 @@
+"""A problem with a closed form: one pixel that holds under attack, and many that do not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+EPS = 0.1
+
+
+def features(split: str = "train") -> tuple[Tensor, Tensor]:
+    """1,024 images of 1 x 4 x 8. The first pixel is 0.5 +- 0.2 by the label, and right in 85 %.
+
+    Each other pixel moves by 0.06 with the label, in noise of 0.1: together they tell the label, but
+    an attack of 0.1 turns them round, while it cannot turn the first.
+    """
+    generator = torch.Generator().manual_seed(int(split == "test"))
+    labels = torch.randint(2, (1024,), generator=generator)
+    sign = labels.float() * 2 - 1
+    images = 0.5 + 0.06 * sign[:, None] + 0.1 * torch.randn(1024, 32, generator=generator)
+    right = torch.where(torch.rand(1024, generator=generator) < 0.85, 1.0, -1.0)
+    images[:, 0] = 0.5 + 0.2 * sign * right
+    return images.clamp(0, 1).view(-1, 1, 4, 8), labels
+
+
+def linear() -> nn.Module:
+    """A linear classifier: its worst input in the ball has a closed form."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(32, 2))
+
+
+def convolutional() -> nn.Module:
+    """A little network with normalization that does not see the other inputs of a batch."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2)
+    )
+
+
+def normalized() -> nn.Module:
+    """The same with batch normalization."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2)
+    )
