@@ -17,7 +17,7 @@ setup: .venv/installed
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/digits.py
+	$(BIN)/python examples/demo.py
 
 test: setup lint
 	$(BIN)/python -m pytest --quiet

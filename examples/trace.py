@@ -1,21 +1,20 @@
-"""What adaptation does, step by step: a picture of `state.trace` on natural and on attacked digits.
+"""What adaptation does, step by step: a picture of `state.trace` on natural and on attacked images.
 
     python examples/trace.py [trace.png]
 
-Left: the entropy of the predictions falls, on both. Middle: Delta moves away from the model, further
-under attack. Right: the smoothing shrinks towards the identity, further on natural images.
+Left: the entropy of the predictions falls, on both. Middle: Delta moves away from the model. Right: the
+smoothing of the input adapts.
 """
 
 from __future__ import annotations
 
 import sys
 
-from digits import load_digits, pgd, train
 from torch import Tensor
 
 import dent
 
-EPS = 0.08
+EPS = 1.5 / 255
 
 
 def main(path: str) -> None:
@@ -26,14 +25,13 @@ def main(path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    images, labels = load_digits()
-    model = train(images[512:], labels[512:], eps=0, epochs=15, name="nominal")
-    inputs, labels = images[:128], labels[:128]
+    model = dent.load_model("resnet20-nominal")
+    inputs, labels = dent.load_data("cifar10", n=128)
     defended = dent.defend(model, "dent-nominal", steps=15)
-    attacked = pgd(model, inputs, labels, eps=EPS)
+    attacked = dent.attacks.pgd(model, inputs, labels, eps=EPS, steps=10).inputs
     traces = {
         "natural": defended.adapt(inputs).trace,
-        f"attacked (PGD, eps {EPS:g})": defended.adapt(attacked).trace,
+        "attacked (PGD, 1.5/255)": defended.adapt(attacked).trace,
     }
     figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
     for (label, trace), color in zip(traces.items(), ("tab:blue", "tab:red"), strict=True):

@@ -59,7 +59,9 @@ def test_every_listing_is_a_table_and_json() -> None:
     ):
         assert some in [row[column] for row in json.loads(run("list", what, "--json").stdout)]
         assert some in run("list", what).stdout
-    assert "dent-defense[timm]" in run("list", "models").stdout  # taken as text, not as markup of the terminal
+    assert (
+        "dent-defense[timm]" in run("list", "models").stdout
+    )  # taken as text, not as markup of the terminal
 
 
 @pytest.fixture

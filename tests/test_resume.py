@@ -19,7 +19,7 @@ import dent
 from dent.data import open_data
 from dent.training import Epoch, Recipe, TrainingError, train
 from dent.training import store as folder_store
-from dent.training.train import _Run
+from dent.training.loop import Run
 from dent.training.watch import fault
 
 RECIPE = Recipe(
@@ -171,10 +171,10 @@ def test_a_collapse_leaves_the_last_good_checkpoint(
 ) -> None:
     watched = [(0.6, 0.4, 0.45), (0.7, 0.55, 0.6), (0.75, 0.02, 0.7)]
 
-    def watch(run: _Run) -> tuple[float, float, float]:
+    def watch(run: Run) -> tuple[float, float, float]:
         return watched[len(run.history)]
 
-    monkeypatch.setattr(_Run, "watch", watch)
+    monkeypatch.setattr(Run, "watch", watch)
     fast = Recipe(
         method="at", eps=0.05, attack_steps=1, step_size=0.06, epochs=4, batch_size=64, hold_out=128
     )

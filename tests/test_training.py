@@ -19,8 +19,8 @@ from dent.data import open_data
 from dent.data.dataset import Dataset
 from dent.training import RECIPES, Recipe, Step, make_recipe, train
 from dent.training.augment import crop_and_flip, draw_crops
+from dent.training.loop import split
 from dent.training.methods import attacked, frozen, start_offsets, trades_loss
-from dent.training.train import split
 
 QUICK: dict[str, Any] = {"epochs": 20, "batch_size": 64, "hold_out": 128, "augment": False}
 ATTACK: dict[str, Any] = {"eps": toys.EPS, "attack_steps": 5, "step_size": 0.04}

@@ -124,6 +124,9 @@ def train(
     compile: Annotated[
         bool, typer.Option(help="Compile the model first; faster after a minute.")
     ] = False,
+    mixed_precision: Annotated[
+        bool | None, typer.Option(help="Half precision where it does no harm; on for GPUs.")
+    ] = None,
     log: Annotated[list[str] | None, typer.Option(help="Also log to: tensorboard, wandb.")] = None,
     **settings: Any,
 ) -> None:
@@ -143,13 +146,15 @@ def train(
             out=folder,
             device=device,
             compile=compile,
+            mixed_precision=mixed_precision,
             loggers=log or [],
             progress=move,
             on_step=lambda step: move(step.done, step.total, step_text(step)),
             on_epoch=lambda epoch: typer.echo(epoch_line(epoch)),
         )
-    show_table(card["accuracies"], right=("n", "percent", "low", "high"))
-    typer.echo(f"model, log and card: {folder}")
+    if card is not None:
+        show_table(card["accuracies"], right=("n", "percent", "low", "high"))
+        typer.echo(f"model, log and card: {folder}")
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool, right: Sequence[str] = ()) -> None:
@@ -202,8 +207,11 @@ def main() -> None:
         message = " ".join(usage.format_message().split())
         if message:
             typer.echo(f"dent: {message} Try 'dent --help'.", err=True)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         typer.echo(f"dent: {error}", err=True)
+    except KeyboardInterrupt:
+        typer.echo("dent: stopped", err=True)
+        sys.exit(130)
     sys.exit(2)
 
 

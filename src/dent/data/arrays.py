@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dent.data.cache import opened_npz
 from dent.data.dataset import Dataset
+from dent.names import import_function
 
 # The names under which an .npz may hold images and labels.
 KEYS = (("images", "labels"), ("inputs", "labels"), ("data", "labels"), ("x", "y"))
@@ -34,8 +35,6 @@ def open_function(spec: str, *, split: str = "test") -> Dataset:
 
     The function is called with `split` if it takes one, else without arguments.
     """
-    from dent.names import import_function
-
     function = import_function(spec)
     takes_split = "split" in inspect.signature(function).parameters
     result = function(split=split) if takes_split else function()

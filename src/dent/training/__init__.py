@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dent.training.loop import Step
 from dent.training.recipe import RECIPE_NOTES, RECIPES, Recipe, make_recipe
-from dent.training.train import Step, Trained, train
+from dent.training.train import Trained, train
 from dent.training.watch import Epoch, TrainingError
 
 __all__ = [

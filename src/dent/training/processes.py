@@ -58,6 +58,11 @@ def processes(device: torch.device) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
+def is_first() -> bool:
+    """Whether this process is the one that writes and speaks for all."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def local_device(device: str) -> torch.device:
     """The device of this process: of several on a machine with GPUs, each takes its own."""
     if device == "cuda" and "LOCAL_RANK" in os.environ:

@@ -18,8 +18,10 @@ from dent.data.dataset import Dataset
 from dent.intervals import wilson
 from dent.storage import replacing
 from dent.training.loggers import open_logger
+from dent.training.loop import Step, split
+from dent.training.processes import is_first
 from dent.training.recipe import Recipe
-from dent.training.train import Step, Trained, split, train
+from dent.training.train import Trained, train
 from dent.training.watch import Epoch
 
 CARD = "card.json"
@@ -37,14 +39,17 @@ def run(
     on_step: Callable[[Step], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Train on the training images of `data`, measure on its test images; the card of the model.
 
-    `test_data` are other test images than those of `data`, for data that have none.
+    Of several processes the first returns the card, the others nothing. `test_data` are other test
+    images than those of `data`, for data that have none.
     """
     images = open_data(data, split="train", progress=progress)
     with ExitStack() as stack:
-        log = [stack.enter_context(open_logger(name, out, asdict(recipe))) for name in loggers]
+        log = [
+            stack.enter_context(open_logger(name, out, asdict(recipe))) for name in loggers if is_first()
+        ]
 
         def each_epoch(epoch: Epoch) -> None:
             for write in log:
@@ -55,6 +60,8 @@ def run(
         trained = train(
             architecture, images, recipe, out=out, on_step=on_step, on_epoch=each_epoch, **options
         )
+    if not is_first():
+        return None
     card = make_card(architecture, data, test_data, images, recipe, trained)
     with replacing(out / CARD) as file:
         file.write(json.dumps(card, indent=2).encode() + b"\n")
@@ -110,5 +117,6 @@ def count_correct(model: nn.Module, dataset: Dataset, *, batch_size: int = 500) 
     correct = 0
     with torch.no_grad():
         for inputs, labels in dataset.batches(batch_size):
-            correct += int((model(inputs.to(device)).argmax(1).cpu() == labels).sum())
+            # `forward` is the model without compilation, whose batches had another size.
+            correct += int((model.forward(inputs.to(device)).argmax(1).cpu() == labels).sum())
     return correct

@@ -1,0 +1,104 @@
+"""The weights that come with dent are what their cards say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import dent
+from dent.data import open_data
+from dent.intervals import wilson
+from dent.models.shipped import cards
+from dent.training import Recipe
+from dent.training.run import count_correct
+
+ROOT = Path(__file__).parents[1]
+CARDS = cards()
+
+
+def test_the_promised_models_are_there() -> None:
+    assert {"resnet20-nominal", "resnet20-at"} <= set(CARDS)
+    assert sum(file.stat().st_size for file in (ROOT / "src/dent/models/weights").iterdir()) < 6e6
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_the_card_says_what_was_done(name: str) -> None:
+    card = CARDS[name]
+    recipe = Recipe(**card.recipe)
+    assert recipe.adversarial == name.startswith("resnet20-at")
+    assert card.data["images"] + card.data["held out"] == 50_000
+    for one in card.accuracies:
+        correct = round(one["n"] * one["percent"] / 100)
+        low, high = wilson(correct, one["n"])
+        assert (one["low"], one["high"]) == (round(100 * low, 2), round(100 * high, 2))
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_natural_accuracy_on_the_shipped_images(name: str) -> None:
+    (said,) = [one for one in CARDS[name].accuracies if one["what"] == "natural, shipped images"]
+    correct = count_correct(dent.load_model(name), open_data("cifar10", n=1000))
+    assert abs(correct - 10 * said["percent"]) <= 2  # the last digit of a logit depends on the machine
+
+
+def test_the_accuracies_that_were_promised() -> None:
+    said = {name: [one["percent"] for one in card.accuracies] for name, card in CARDS.items()}
+    assert said["resnet20-nominal"][0] >= 90
+    natural, _, robust = said["resnet20-at"]
+    assert natural >= 60
+    assert robust >= 30
+    assert (
+        CARDS["resnet20-at"].accuracies[2]["what"].startswith("reference APGD-CE and APGD-T, Linf 8/255")
+    )
+
+
+def test_the_adversarially_trained_model_is_robust_and_the_nominal_one_is_not() -> None:
+    inputs, labels = dent.load_data("cifar10", n=200)
+    standing = {
+        name: int(
+            (
+                ~dent.attacks.pgd(dent.load_model(name), inputs, labels, eps=8 / 255, steps=10).success
+            ).sum()
+        )
+        for name in ("resnet20-at", "resnet20-nominal")
+    }
+    assert standing["resnet20-nominal"] == 0
+    # A weaker attack than the card's leaves at least as much, up to the noise of 200 images.
+    low, _ = wilson(round(2 * CARDS["resnet20-at"].accuracies[2]["percent"]), 200)
+    assert standing["resnet20-at"] > 200 * low
+
+
+def test_the_docs_show_the_cards() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "weights.py"), "table"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert table in (ROOT / "docs" / "models.md").read_text()
+    training = (ROOT / "docs" / "training.md").read_text()
+    for name, card in CARDS.items():
+        assert card.sha256[:12] in training
+        log = (ROOT / "docs" / "logs" / f"{name}.txt").read_text()
+        assert log.count("epoch ") == card.recipe["epochs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CARDS)
+def test_the_reference_attack_leaves_what_the_card_says(name: str) -> None:
+    """The first batch of the card's measurement; the whole is `benchmarks/weights.py measure`."""
+    from pyautoattack import AutoAttack
+
+    (said,) = [one for one in CARDS[name].accuracies if one["what"].startswith("reference")]
+    norm, radius = said["what"].split(", ")[1].split()
+    eps = float(radius.removesuffix("/255")) / (255 if "/" in radius else 1)
+    model = dent.load_model(name)
+    inputs, labels = dent.load_data("cifar10", n=250)
+    attack = AutoAttack(
+        model, norm=norm, eps=eps, version="custom", attacks=["apgd-ce", "apgd-t"], seed=0,
+        device="cpu", verbose=False,
+    )  # fmt: skip
+    points, _ = attack.run_standard_evaluation(inputs, labels, batch_size=250)
+    with torch.no_grad():
+        standing = int((model(points).argmax(1) == labels).sum())
+    low, high = wilson(standing, 250, z=3)
+    assert low < said["percent"] / 100 < high
