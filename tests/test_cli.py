@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_train_prints_every_epoch_and_leaves_a_card(tmp_path: Path, images: Path
         (["--epochs", "0"], "epochs: expected an integer >= 1, got 0"),
         (["--data", "nowhere.npz"], "nowhere.npz"),
         (["--log", "paper"], "unknown logger 'paper'"),
+        (["--device", "cuda:99"], "expected a device that this machine has, got 'cuda:99'"),
     ],
 )
 def test_a_training_that_cannot_start(
@@ -122,3 +124,21 @@ def test_data_says_where_it_is(tmp_path: Path, images: Path) -> None:
     missing = run("data", str(tmp_path / "nowhere.npz"))
     assert missing.returncode == 2
     assert len(missing.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT between processes")
+def test_an_interrupt_is_no_accident(tmp_path: Path, images: Path) -> None:
+    command = [sys.executable, "-m", "dent", "train", "toys:convolutional", "--data", str(images)]
+    process = subprocess.Popen(
+        [*command, "--epochs=100000", "--batch-size=64", "--hold-out=128", "--out", "run"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.readline()  # the first epoch is done
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines() == ["dent: stopped"]
+    assert (tmp_path / "run" / "checkpoint.pt").exists()

@@ -186,8 +186,10 @@ def test_a_collapse_leaves_the_last_good_checkpoint(
     dent.load_model("toys:normalized", weights=tmp_path / "checkpoint.pt")
 
 
-def epoch(number: int, natural: float, robust: float | None = None, fgsm: float | None = None) -> Epoch:
-    return Epoch(number, 0.1, 1.0, natural, natural, robust, fgsm, 1.0)
+def epoch(
+    number: int, natural: float, robust: float | None = None, fgsm: float | None = None, lr: float = 0.1
+) -> Epoch:
+    return Epoch(number, lr, 1.0, natural, natural, robust, fgsm, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +198,7 @@ def epoch(number: int, natural: float, robust: float | None = None, fgsm: float 
         ([epoch(1, 0.10), epoch(2, 0.11)], False, None),  # the first epochs may be at chance
         ([epoch(1, 0.10), epoch(2, 0.11), epoch(3, 0.11)], False, "no better than chance"),
         ([epoch(1, 0.10), epoch(2, 0.11), epoch(3, 0.20)], False, None),
+        ([epoch(n, 0.10, lr=0.001) for n in (1, 2, 3)], False, None),  # lr still rises from zero
         ([epoch(1, 0.5, 0.3, 0.35), epoch(2, 0.6, 0.01, 0.60)], True, "catastrophic overfitting"),
         ([epoch(1, 0.5, 0.3, 0.35), epoch(2, 0.6, 0.01, 0.60)], False, None),  # not fast AT
         ([epoch(1, 0.5, 0.3, 0.35), epoch(2, 0.6, 0.28, 0.60)], True, None),  # PGD holds
@@ -204,5 +207,5 @@ def epoch(number: int, natural: float, robust: float | None = None, fgsm: float 
     ],
 )
 def test_what_counts_as_gone_wrong(history: list[Epoch], fast: bool, says: str | None) -> None:
-    found = fault(history, classes=10, watched=1000, fast=fast)
+    found = fault(history, classes=10, watched=1000, lr=0.1, fast=fast)
     assert (found is None) if says is None else (found is not None and says in found)

@@ -55,6 +55,7 @@ class Listing(StrEnum):
     recipes = "recipes"
 
 
+INTERRUPTED = 130  # what typer returns after an interrupt, as shells do
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -137,7 +138,7 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = out or Path("runs") / f"{architecture}-{recipe}".replace(":", "-")
-    with progress_bar(f"{architecture}, {recipe}") as move:
+    with progress_bar("training") as move:
         card = run(
             architecture,
             make_recipe(recipe, **settings),
@@ -201,7 +202,10 @@ def _documented(settings: Any) -> list[dict[str, Any]]:
 def main() -> None:
     """Run the command line; what the user got wrong is one line on stderr and exit code 2."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            typer.echo("dent: stopped", err=True)
+        sys.exit(code)
     except typer.TyperException as error:
         usage: Any = error
         message = " ".join(usage.format_message().split())
@@ -209,9 +213,6 @@ def main() -> None:
             typer.echo(f"dent: {message} Try 'dent --help'.", err=True)
     except (ValueError, TypeError, OSError, ImportError) as error:
         typer.echo(f"dent: {error}", err=True)
-    except KeyboardInterrupt:
-        typer.echo("dent: stopped", err=True)
-        sys.exit(130)
     sys.exit(2)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 
@@ -45,15 +45,13 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(30),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
+        BarColumn(None),
+        TextColumn("{task.percentage:3.0f} %, left"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[text]}"),
     )
     quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+    with Progress(*columns, console=console, transient=True, disable=quiet, expand=True) as progress:
         task = progress.add_task(what, total=None, text="")
 
         def move(done: float, total: float | None, text: str = "") -> None:

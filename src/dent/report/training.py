@@ -6,16 +6,16 @@ from dent.training import Epoch, Step
 
 
 def step_text(step: Step) -> str:
-    """For the progress bar: this epoch's batches so far, and the accuracies after the last epoch.
+    """For the progress bar: this epoch's loss so far, and the accuracies after the last epoch.
 
     >>> step_text(Step(5, 9, 2, 1.25, 0.5, Epoch(1, 0.1, 1.5, 0.4, 0.62, 0.33, 0.38, 61.2)))
-    'epoch 2  loss 1.250  trained-on 50.0 %  natural 62.0 %  PGD-10 33.0 %'
+    'epoch 2 loss 1.250 natural 62.0 % PGD 33.0 %'
     """
-    text = f"epoch {step.epoch}  loss {step.loss:.3f}  trained-on {100 * step.accuracy:.1f} %"
+    text = f"epoch {step.epoch} loss {step.loss:.3f}"
     if step.last is not None:
-        text += f"  natural {100 * step.last.natural:.1f} %"
+        text += f" natural {100 * step.last.natural:.1f} %"
         if step.last.robust is not None:
-            text += f"  PGD-10 {100 * step.last.robust:.1f} %"
+            text += f" PGD {100 * step.last.robust:.1f} %"
     return text
 
 

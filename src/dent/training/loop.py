@@ -190,5 +190,6 @@ class Run:
             [*self.history, epoch],
             classes=len(self.dataset.classes),
             watched=len(self.watched),
+            lr=self.recipe.lr,
             fast=self.recipe.attack_steps == 1,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,9 @@ def processes(device: torch.device) -> Iterator[Processes]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(dist.get_rank(), count)
+        dist.barrier()  # whoever left first would take the connections of the others along
     finally:
+        gc.collect()  # DistributedDataParallel is a cycle, and holds the group open until it is gone
         dist.destroy_process_group()
 
 
@@ -66,5 +69,8 @@ def is_first() -> bool:
 def local_device(device: str) -> torch.device:
     """The device of this process: of several on a machine with GPUs, each takes its own."""
     if device == "cuda" and "LOCAL_RANK" in os.environ:
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    return torch.device(device)
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise ValueError(f"expected a device that this machine has, got {device!r}: {error}") from error

@@ -50,38 +50,58 @@ def train(
     Raises `TrainingError` when the model diverges or collapses; the checkpoint is then the last good.
     """
     torch_device, folder = local_device(device), Path(out)
+    half = torch_device.type == "cuda" if mixed_precision is None else mixed_precision
     with processes(torch_device) as group, store.locked(folder, first=group.rank == 0):
         check_training(dataset, recipe, group)
         model = make_model(architecture, dataset, recipe, mean=mean, std=std)
-        half = torch_device.type == "cuda" if mixed_precision is None else mixed_precision
-        run = Run(model, dataset, recipe, device=torch_device, group=group, compile=compile, half=half)
-        asked: dict[str, Any] = {
-            "architecture": architecture,
-            "data": dataset.name,
-            "images": len(dataset),
-        }
-        asked |= asdict(recipe)
-        header = {
-            "architecture": architecture,
-            "classes": len(dataset.classes),
-            "mean": getattr(model, "mean", torch.zeros(0)).flatten().tolist() or None,
-            "std": getattr(model, "std", torch.zeros(0)).flatten().tolist() or None,
-            "labels": list(dataset.classes),
-            "asked": asked,
-        }
-        run.resume(store.load(folder, asked=asked))
-        while len(run.history) < recipe.epochs:
-            epoch = run.epoch(on_step)
-            wrong = group.from_first(run.fault(epoch))
-            if wrong:
-                good = f"{folder / store.CHECKPOINT} is of epoch {epoch.epoch - 1}, the last good one"
-                raise TrainingError(f"{wrong}. {good if epoch.epoch > 1 else 'Nothing was saved'}")
-            run.history.append(epoch)
-            if group.rank == 0:
-                store.save(folder, header | run.state())
-                if on_epoch is not None:
-                    on_epoch(epoch)
-        return Trained(run.model.eval(), run.history, folder / store.CHECKPOINT)
+        header = describe(architecture, model, dataset, recipe)
+        # In a function of its own, so that what it shares with other processes is gone before they part.
+        return _train(
+            lambda: Run(
+                model, dataset, recipe, device=torch_device, group=group, compile=compile, half=half
+            ),
+            folder,
+            header,
+            on_step,
+            on_epoch,
+        )
+
+
+def _train(
+    make_run: Callable[[], Run],
+    folder: Path,
+    header: dict[str, Any],
+    on_step: Callable[[Step], None] | None,
+    on_epoch: Callable[[Epoch], None] | None,
+) -> Trained:
+    run = make_run()
+    run.resume(store.load(folder, asked=header["asked"]))
+    while len(run.history) < run.recipe.epochs:
+        epoch = run.epoch(on_step)
+        wrong = run.group.from_first(run.fault(epoch))
+        if wrong:
+            good = f"{folder / store.CHECKPOINT} is of epoch {epoch.epoch - 1}, the last good one"
+            raise TrainingError(f"{wrong}. {good if epoch.epoch > 1 else 'Nothing was saved'}")
+        run.history.append(epoch)
+        if run.group.rank == 0:
+            store.save(folder, header | run.state())
+            if on_epoch is not None:
+                on_epoch(epoch)
+    return Trained(run.model.eval(), run.history, folder / store.CHECKPOINT)
+
+
+def describe(architecture: str, model: nn.Module, dataset: Dataset, recipe: Recipe) -> dict[str, Any]:
+    """What a checkpoint says of itself: how to load it, and what was asked for, to resume it."""
+    mean, std = (getattr(model, name, torch.zeros(0)).flatten().tolist() for name in ("mean", "std"))
+    asked = {"architecture": architecture, "data": dataset.name, "images": len(dataset)}
+    return {
+        "architecture": architecture,
+        "classes": len(dataset.classes),
+        "mean": mean or None,
+        "std": std or None,
+        "labels": list(dataset.classes),
+        "asked": asked | asdict(recipe),
+    }
 
 
 def make_model(

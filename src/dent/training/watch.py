@@ -25,25 +25,28 @@ class TrainingError(ValueError):
     """Training was stopped: it diverged or collapsed."""
 
 
-# Accuracies near chance are no fault while the learning rate still rises from zero.
-FIRST_EPOCHS = 3
+# So many epochs in a row at chance are a fault, once the learning rate has risen to a tenth of its peak.
+PATIENCE = 3
 
 
-def fault(history: Sequence[Epoch], *, classes: int, watched: int, fast: bool) -> str | None:
+def fault(history: Sequence[Epoch], *, classes: int, watched: int, lr: float, fast: bool) -> str | None:
     """Why training should not go on after the last epoch of the history, or None.
 
-    `watched` is the number of images that the accuracies come from, `fast` whether the attack in
-    training has a single step, which a model can learn to answer without being robust.
+    `watched` is the number of images that the accuracies come from, `lr` the recipe's highest learning
+    rate, `fast` whether the attack in training has a single step, which a model can learn to answer
+    without being robust.
     """
     last = history[-1]
     if not math.isfinite(last.loss):
         return f"the loss is {last.loss} after epoch {last.epoch}; lower lr or give it a warmup"
     chance = 1 / classes
     noise = 3 * math.sqrt(chance * (1 - chance) / watched)
-    if last.epoch >= FIRST_EPOCHS and last.natural <= chance + noise:
+    stuck = [epoch.natural <= chance + noise and epoch.lr >= lr / 10 for epoch in history[-PATIENCE:]]
+    if len(stuck) == PATIENCE and all(stuck):
         return (
             f"natural accuracy is {last.natural:.1%} after epoch {last.epoch}, no better than chance "
-            f"({chance:.1%} of {watched} images); lower lr, or check labels and normalization"
+            f"({chance:.1%}; {watched} images) for {PATIENCE} epochs; lower lr, or check labels and "
+            "normalization"
         )
     if fast and last.robust is not None and last.fgsm is not None:
         best = max(epoch.robust or 0.0 for epoch in history)
