@@ -85,7 +85,7 @@ def measure(name: str, eps: float | None, norm: str, batch_size: int) -> None:
         for done, (inputs, labels) in enumerate(shipped.batches(batch_size), 1):
             attack = AutoAttack(
                 model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, version="custom",
-                attacks=["apgd-ce", "apgd-t"], seed=0, device="cpu", verbose=False,
+                attacks=["apgd-ce", "apgd-t"], seed=0, device="cpu",
             )  # fmt: skip
             points, _ = attack.run_standard_evaluation(inputs, labels, batch_size=batch_size)
             with torch.no_grad():

@@ -3,7 +3,7 @@
     python examples/trace.py [trace.png]
 
 Left: the entropy of the predictions falls, on both. Middle: Delta moves away from the model. Right: the
-smoothing of the input adapts.
+smoothing of the input shrinks towards the identity.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from dent.attacks import pgd
@@ -30,14 +32,21 @@ def test_the_worst_point_of_a_linear_model(linear: nn.Sequential, norm: str, los
     labels = torch.arange(6) % 2
     weight = linear.get_parameter("1.weight").detach()
     away = (weight[1 - labels] - weight[labels]).view_as(inputs)
-    direction = away.sign() if norm == "linf" else away / away.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    if norm == "l1":  # all of it on the largest value
+        flat = away.flatten(1)
+        direction = (
+            torch.zeros_like(flat).scatter(1, flat.abs().argmax(1, keepdim=True), 1) * flat.sign()
+        )
+        direction = direction.view_as(inputs)
+    else:
+        direction = away.sign() if norm == "linf" else away / lengths(away, norm)
     result = pgd(linear, inputs, labels, eps=0.1, norm=norm, loss=loss, steps=60, step_size=0.1)
     torch.testing.assert_close(result.inputs, inputs + 0.1 * direction, atol=1e-4, rtol=0)
     torch.testing.assert_close(result.logits, linear(result.inputs))
     assert torch.equal(result.success, result.logits.argmax(1) != labels)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("steps", [1, 7])
 def test_the_same_points_as_foolbox(norm: str, steps: int) -> None:
     net = CifarResNet(1).eval()
@@ -71,6 +80,31 @@ def test_projection_ends_in_both_sets_and_moves_nothing_twice(
     assert projected.max() <= 1
     assert (lengths(projected - inputs, norm) <= eps + 1e-9).all()
     torch.testing.assert_close(project(projected, inputs, eps=eps, norm=norm), projected)
+
+
+def test_the_projection_to_l1_is_the_nearest_point() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(12, 1, 2, 3, generator=generator, dtype=torch.double)
+    points = inputs + 0.5 * torch.randn(12, 1, 2, 3, generator=generator, dtype=torch.double)
+    projected = project(points, inputs, eps=0.6, norm="l1")
+    for point, centre, ours in zip(points, inputs, projected, strict=True):
+        x, y = centre.flatten().numpy(), point.flatten().numpy()
+
+        # With the difference as its positive and its negative part, all is smooth.
+        def distance(parts: Any, x: Any = x, y: Any = y) -> float:
+            return float(((x + parts[:6] - parts[6:] - y) ** 2).sum())
+
+        limits: Any = [*((0, 1 - value) for value in x), *((0, value) for value in x)]
+        in_the_ball: Any = {"type": "ineq", "fun": lambda parts: 0.6 - parts.sum()}
+        best: Any = minimize(
+            distance,
+            np.full(12, 0.01),
+            bounds=limits,
+            constraints=in_the_ball,
+            method="SLSQP",
+            tol=1e-12,
+        )
+        np.testing.assert_allclose(ours.flatten().numpy(), x + best.x[:6] - best.x[6:], atol=1e-4)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -146,5 +180,5 @@ def test_inputs_outside_the_range_and_labels_of_another_length(net: nn.Module, i
     for wrong in (images * 2, images - 1, images * torch.nan):
         with pytest.raises(ValueError, match=r"expected inputs in \[0, 1\]"):
             pgd(net, wrong, labels, eps=0.1)
-    with pytest.raises(ValueError, match="a label for each of 5 inputs, got 4"):
+    with pytest.raises(ValueError, match="a label for each of 5 inputs"):
         pgd(net, images, labels[:4], eps=0.1)

@@ -95,7 +95,7 @@ def test_the_reference_attack_leaves_what_the_card_says(name: str) -> None:
     inputs, labels = dent.load_data("cifar10", n=250)
     attack = AutoAttack(
         model, norm=norm, eps=eps, version="custom", attacks=["apgd-ce", "apgd-t"], seed=0,
-        device="cpu", verbose=False,
+        device="cpu",
     )  # fmt: skip
     points, _ = attack.run_standard_evaluation(inputs, labels, batch_size=250)
     with torch.no_grad():

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dent.attacks.checks import check_attack
 from dent.attacks.losses import LOSSES
-from dent.attacks.norms import check_norm, project, random_in_ball, steepest
+from dent.attacks.norms import project, random_in_ball, steepest
 from dent.attacks.result import AttackResult
 from dent.names import lookup
 from dent.seeds import generator
@@ -41,11 +42,9 @@ def pgd(
     >>> result.queries, bool(((result.inputs - inputs).abs() <= 0.1 + 1e-6).all())
     (12, True)
     """
-    check_attack(inputs, labels, eps=eps, norm=norm, steps=steps, step_size=step_size)
+    check_attack(inputs, labels, eps=eps, norm=norm, steps=steps, step_size=step_size, restarts=restarts)
     if start not in ("random", "input"):
         raise ValueError(f"expected start 'random' or 'input', got {start!r}")
-    if restarts < 1:
-        raise ValueError(f"expected restarts >= 1, got {restarts}")
     value = lookup("loss", loss, LOSSES)
     sign = -1 if targeted else 1
     step_size = 2.5 * eps / max(steps, 1) if step_size is None else step_size
@@ -100,27 +99,6 @@ def ascend(
         points = points.detach() + step_size * steepest(gradient, norm)
         points = project(points, inputs, eps=eps, norm=norm)
     return points.detach()
-
-
-def check_attack(
-    inputs: Tensor, labels: Tensor, *, eps: float, norm: str, steps: int, step_size: float | None
-) -> None:
-    """Refuse what no attack can start from, before it starts."""
-    check_norm(norm)
-    if eps < 0:
-        raise ValueError(f"expected eps >= 0, got {eps}")
-    if steps < 0:
-        raise ValueError(f"expected steps >= 0, got {steps}")
-    if step_size is not None and step_size <= 0:
-        raise ValueError(f"expected step_size > 0, got {step_size}")
-    if len(labels) != len(inputs):
-        raise ValueError(f"expected a label for each of {len(inputs)} inputs, got {len(labels)}")
-    low, high = (float(bound) for bound in torch.aminmax(inputs)) if inputs.numel() else (0.0, 1.0)
-    if not (low >= 0 and high <= 1):
-        raise ValueError(
-            f"expected inputs in [0, 1], got values from {low:g} to {high:g}; "
-            "put normalization into the model"
-        )
 
 
 def _success(logits: Tensor, labels: Tensor, targeted: bool) -> Tensor:
