@@ -1,0 +1,194 @@
+"""APGD walks as the reference walks, and reaches the best loss where that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
+from torch import Tensor, nn
+
+import dent
+from dent.attacks import apgd, apgd_targeted
+from dent.attacks.apgd import NORMS, checkpoints, search
+from dent.attacks.calls import Calls
+from dent.attacks.found import Found
+from dent.attacks.losses import LOSSES, dlr, margin, targeted_dlr
+from dent.attacks.norms import lengths
+
+EPS = {"linf": 6 / 255, "l2": 0.7}
+
+
+@pytest.fixture
+def task() -> tuple[nn.Module, Tensor, Tensor]:
+    """A robust model with images that it classifies rightly: an attack has to work for some of them."""
+    net = dent.load_model("resnet20-at")
+    inputs, labels = dent.load_data("cifar10", n=48)
+    with torch.no_grad():
+        right = (net(inputs).argmax(1) == labels).nonzero().squeeze(1)[:24]
+    return net, inputs[right], labels[right]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("loss", ["ce", "dlr"])
+def test_the_same_walk_as_the_reference(
+    task: tuple[nn.Module, Tensor, Tensor], norm: str, loss: str
+) -> None:
+    net, inputs, labels = task
+    eps = EPS[norm]
+    theirs = APGDAttack(net, n_iter=50, norm=NORMS[norm], eps=eps, loss=loss, seed=0, device="cpu")
+    theirs.init_hyperparam(inputs)
+    start = (inputs + eps * (2 * torch.rand_like(inputs) - 1) / 10).clamp(0, 1)
+    best, standing, best_loss, _ = theirs.attack_single_run(inputs, labels, x_init=start)
+    calls, found = Calls(net), Found(inputs)
+    search(
+        calls, found, inputs, labels, start, lambda logits, at: LOSSES[loss](logits, labels[at]),
+        eps=eps, norm=norm, steps=50,
+    )  # fmt: skip
+    assert torch.equal(~found.broken, standing.bool())
+    assert 0 < int(found.broken.sum()) < len(inputs)  # else it proves little
+    stands = ~found.broken
+    torch.testing.assert_close(found.values[stands], best_loss[stands], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found.points[stands], best[stands], rtol=0, atol=eps / 50)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_as_strong_as_the_reference(task: tuple[nn.Module, Tensor, Tensor], norm: str) -> None:
+    net, inputs, labels = task
+    eps = EPS[norm]
+    inputs, labels = inputs[:12], labels[:12]
+    settings: dict[str, Any] = {"n_iter": 20, "norm": NORMS[norm], "eps": eps, "device": "cpu"}
+    theirs = APGDAttack_targeted(net, n_target_classes=4, seed=0, **settings)
+    reference = net(theirs.perturb(inputs, labels)).argmax(1) != labels
+    ours = apgd_targeted(net, inputs, labels, targets=4, eps=eps, norm=norm, steps=20).success
+    assert abs(int(ours.sum()) - int(reference.sum())) <= 1
+    assert int((ours == reference).sum()) >= 11
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("loss", ["ce", "margin"])
+def test_the_worst_point_of_a_linear_model(norm: str, loss: str) -> None:
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)).double()
+    inputs = torch.rand(6, 3, 2, 2).double() * 0.2 + 0.4
+    weight = linear.get_parameter("1.weight").detach()
+    labels = linear(inputs).argmax(1)
+    away = (weight[1 - labels] - weight[labels]).view_as(inputs)
+    direction = away.sign() if norm == "linf" else away / away.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    eps = 0.02
+    expected = margin(linear(inputs + eps * direction), labels)
+    result = apgd(linear, inputs, labels, eps=eps, norm=norm, loss=loss, steps=100)
+    reached = margin(result.logits, labels)
+    stands = expected < 0
+    torch.testing.assert_close(reached[stands], expected[stands], rtol=1e-3, atol=1e-4)
+    assert torch.equal(result.success, expected > 0)
+
+
+def test_the_checkpoints_of_other_lengths() -> None:
+    for steps in (1, 2, 5, 20, 37, 1000):
+        gaps = checkpoints(steps)
+        assert max(gaps) <= steps
+        assert list(gaps) == torch.tensor(list(gaps.values())).cumsum(0).tolist()
+        assert all(gap >= max(int(0.06 * steps), 1) for gap in gaps.values())
+
+
+def test_dlr_is_its_formula_and_has_no_scale() -> None:
+    logits, labels = torch.randn(40, 6).double(), torch.randint(6, (40,))
+    targets = (labels + torch.randint(1, 6, (40,))) % 6
+    for row, label, target, plain, aimed in zip(
+        logits, labels, targets, dlr(logits, labels), targeted_dlr(logits, labels, targets), strict=True
+    ):
+        ranked = sorted(row.tolist(), reverse=True)
+        other = max(value for index, value in enumerate(row.tolist()) if index != label)
+        assert plain.item() == pytest.approx((other - row[label].item()) / (ranked[0] - ranked[2]))
+        below = ranked[0] - (ranked[2] + ranked[3]) / 2
+        assert aimed.item() == pytest.approx((row[target] - row[label]).item() / below)
+    torch.testing.assert_close(dlr(100 * logits, labels), dlr(logits, labels))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_few_classes_are_attacked_all_the_same(classes: int) -> None:
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(12, classes))
+    inputs = torch.rand(8, 3, 2, 2)
+    labels = linear(inputs).argmax(1)
+    for result in (
+        apgd(linear, inputs, labels, eps=0.5, loss="dlr", steps=20),
+        apgd_targeted(linear, inputs, labels, eps=0.5, steps=20),
+    ):
+        assert torch.isfinite(result.inputs).all()
+        by_cross_entropy = apgd(linear, inputs, labels, eps=0.5, steps=20)
+        assert int(result.success.sum()) >= int(by_cross_entropy.success.sum())
+
+
+@given(
+    norm=st.sampled_from(list(NORMS)),
+    eps=st.floats(0, 2),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 100),
+    joint=st.booleans(),
+)
+def test_results_lie_in_the_ball(
+    norm: str, eps: float, dtype: torch.dtype, seed: int, joint: bool
+) -> None:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4)).to(dtype)
+    inputs, labels = torch.rand(5, 2, 4, 4, dtype=dtype), torch.randint(4, (5,))
+    result = apgd(net, inputs, labels, eps=eps, norm=norm, steps=5, seed=seed, joint=joint)
+    assert result.inputs.min() >= 0
+    assert result.inputs.max() <= 1
+    assert (lengths(result.inputs - inputs, norm) <= eps * (1 + 1e-5) + 1e-6).all()
+    assert torch.equal(result.success, net(result.inputs).argmax(1) != labels)
+    if eps == 0:
+        assert torch.equal(result.success, net(inputs).argmax(1) != labels)
+
+
+def test_an_input_is_attacked_alike_in_any_batch(task: tuple[nn.Module, Tensor, Tensor]) -> None:
+    net, inputs, labels = task
+    whole = apgd(net, inputs, labels, eps=EPS["linf"], steps=20)
+    again = apgd(net, inputs, labels, eps=EPS["linf"], steps=20)
+    assert torch.equal(whole.inputs, again.inputs)
+    joint = apgd(net, inputs, labels, eps=EPS["linf"], steps=20, joint=True)  # nobody leaves
+    assert torch.equal(whole.success, joint.success)
+    assert whole.queries < joint.queries
+
+
+def test_only_the_masked_are_perturbed(task: tuple[nn.Module, Tensor, Tensor]) -> None:
+    net, inputs, labels = task
+    mask = torch.arange(24) % 3 == 0
+    for joint in (False, True):
+        result = apgd(net, inputs, labels, eps=0.1, steps=10, mask=mask, joint=joint)
+        assert torch.equal(result.inputs[~mask], inputs[~mask])
+        assert result.success[mask].float().mean() > 0.5
+        assert not result.success[~mask].any()
+
+
+def test_a_joint_batch_is_scored_as_it_is_submitted(task: tuple[nn.Module, Tensor, Tensor]) -> None:
+    net, inputs, labels = task
+    defended = dent.defend(net, "dent", statistics="test", steps=2)
+    assert not defended.independent
+    result = apgd(defended, inputs, labels, eps=EPS["linf"], steps=8, joint=True)
+    torch.testing.assert_close(defended(result.inputs), result.logits)
+    assert torch.equal(result.success, defended(result.inputs).argmax(1) != labels)
+    assert result.success.any()
+
+
+def test_more_of_everything_breaks_no_fewer(task: tuple[nn.Module, Tensor, Tensor]) -> None:
+    net, inputs, labels = task
+    for name, values in {"eps": (0.0, 0.01, 0.03, 0.5), "restarts": (1, 3)}.items():
+        settings: dict[str, Any] = {"eps": EPS["linf"], "steps": 15}
+        broken = [
+            int(apgd(net, inputs, labels, **settings | {name: value}).success.sum()) for value in values
+        ]
+        assert broken == sorted(broken)
+        if name == "eps":
+            assert broken[-1] == len(inputs)
+
+
+def test_losses_are_those_of_torch() -> None:
+    logits, labels = torch.randn(9, 5), torch.randint(5, (9,))
+    torch.testing.assert_close(
+        LOSSES["ce"](logits, labels), -F.log_softmax(logits, 1)[torch.arange(9), labels]
+    )
