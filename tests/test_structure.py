@@ -14,15 +14,16 @@ SOURCE = Path(__file__).parents[1] / "src" / "dent"
 # What each room may import of the others; a room that is not here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "names": set(),
+    "fields": set(),
     "seeds": set(),
     "storage": set(),
     "intervals": set(),
     "flags": set(),
-    "defense": {"names"},
+    "defense": {"fields", "names"},
     "attacks": {"names", "seeds"},
     "models": {"intervals", "names", "storage"},
     "data": {"names", "storage"},
-    "training": {"attacks", "data", "intervals", "models", "names", "seeds", "storage"},
+    "training": {"attacks", "data", "fields", "intervals", "models", "names", "seeds", "storage"},
     "report": {"training"},
     "cli": {"data", "defense", "flags", "models", "names", "report", "training"},
     "__init__": {"attacks", "data", "defense", "models"},
@@ -31,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What a room may import from outside the standard library; extras only where they are asked for.
 OUTSIDE: dict[str, set[str]] = {
     "names": set(),
+    "fields": set(),
     "storage": set(),
     "intervals": set(),
     "seeds": {"numpy", "torch"},

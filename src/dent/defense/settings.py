@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from dent.defense.objectives import OBJECTIVES
 from dent.defense.optimizers import OPTIMIZERS
+from dent.fields import refuse, setting, wrong_choices
 from dent.names import check_known, lookup
 
 Per = Literal["batch", "sample"]
@@ -17,10 +18,6 @@ Covariance = Literal["spherical", "diagonal", "full"]
 Reduction = Literal["mean", "sum"]
 Gradient = Literal["stale", "unrolled"]
 Predict = Literal["after", "before"]
-
-
-def _setting(default: Any, doc: str, choices: Any = None) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,40 +32,37 @@ class Settings:
       steps: expected an integer >= 0, got -1
     """
 
-    affine: Affine = _setting(
+    affine: Affine = setting(
         "batch", "Delta: scale and shift of the normalization layers", get_args(Affine)
     )
-    statistics: Literal["train", "test"] | float = _setting(
+    statistics: Literal["train", "test"] | float = setting(
         "train", "mean and variance: train, test, or the weight of test in [0, 1]"
     )
-    blur: Blur = _setting("off", "Sigma: Gaussian smoothing of the input", get_args(Blur))
-    sigma: float = _setting(0.7, "standard deviation of the smoothing at the start, in pixels")
-    covariance: Covariance = _setting("spherical", "shape of Sigma", get_args(Covariance))
-    blur_per: Per = _setting("batch", "one dynamic Sigma per", get_args(Per))
-    blur_lr: float = _setting(0.25, "learning rate of Sigma (of its logarithm)")
-    objective: str = _setting("entropy", "what is minimized", tuple(OBJECTIVES))
-    reduction: Reduction = _setting("mean", "of the objective over the batch", get_args(Reduction))
-    optimizer: str = _setting("adam", "how it is minimized", tuple(OPTIMIZERS))
-    lr: float = _setting(1e-3, "learning rate of Delta")
-    betas: tuple[float, float] | None = _setting(
+    blur: Blur = setting("off", "Sigma: Gaussian smoothing of the input", get_args(Blur))
+    sigma: float = setting(0.7, "standard deviation of the smoothing at the start, in pixels")
+    covariance: Covariance = setting("spherical", "shape of Sigma", get_args(Covariance))
+    blur_per: Per = setting("batch", "one dynamic Sigma per", get_args(Per))
+    blur_lr: float = setting(0.25, "learning rate of Sigma (of its logarithm)")
+    objective: str = setting("entropy", "what is minimized", tuple(OBJECTIVES))
+    reduction: Reduction = setting("mean", "of the objective over the batch", get_args(Reduction))
+    optimizer: str = setting("adam", "how it is minimized", tuple(OPTIMIZERS))
+    lr: float = setting(1e-3, "learning rate of Delta")
+    betas: tuple[float, float] | None = setting(
         None, "of adam (0.9, 0.999 if not given) and adamod (0.99, 0.999)"
     )
-    beta3: float | None = _setting(None, "of adamod (0.6 if not given)")
-    momentum: float | None = _setting(None, "of sgd (0.9 if not given)")
-    steps: int = _setting(10, "updates per batch; 0 is the static model, smoothing and statistics apart")
-    gradient: Gradient = _setting(
+    beta3: float | None = setting(None, "of adamod (0.6 if not given)")
+    momentum: float | None = setting(None, "of sgd (0.9 if not given)")
+    steps: int = setting(10, "updates per batch; 0 is the static model, smoothing and statistics apart")
+    gradient: Gradient = setting(
         "stale", "what an attacker's gradient sees of the updates", get_args(Gradient)
     )
-    continual: bool = _setting(
+    continual: bool = setting(
         False, "carry the adaptation from batch to batch until reset()", (False, True)
     )
-    predict: Predict = _setting("after", "the updates or before them", get_args(Predict))
+    predict: Predict = setting("after", "the updates or before them", get_args(Predict))
 
     def __post_init__(self) -> None:
-        faults = [f"{name}: {fault}" for name, fault in self._faults()]
-        if faults:
-            count = "1 wrong setting" if len(faults) == 1 else f"{len(faults)} wrong settings"
-            raise ValueError(f"{count}:\n  " + "\n  ".join(faults))
+        refuse(self._faults())
 
     @property
     def test_share(self) -> float:
@@ -106,63 +100,48 @@ class Settings:
         options = {"betas": self.betas, "beta3": self.beta3, "momentum": self.momentum}
         return {name: value for name, value in options.items() if value is not None}
 
-    def _faults(self) -> list[tuple[str, str]]:
-        faults = []
-        for setting in fields(self):
-            choices, value = setting.metadata["choices"], getattr(self, setting.name)
-            if choices and value not in choices:
-                faults.append(
-                    (setting.name, f"expected one of {', '.join(map(str, choices))}, got {value!r}")
-                )
-        share = self.statistics
+    def _faults(self) -> list[str]:
+        faults, share = wrong_choices(self), self.statistics
         if share not in ("train", "test") and not (_is_number(share) and 0 <= float(share) <= 1):
-            faults.append(("statistics", f"expected train, test or a weight in [0, 1], got {share!r}"))
+            faults.append(f"statistics: expected train, test or a weight in [0, 1], got {share!r}")
         for name in ("sigma", "blur_lr", "lr"):
             value = getattr(self, name)
             if not (_is_number(value) and 0 < value < math.inf):
-                faults.append((name, f"expected a number > 0, got {value!r}"))
+                faults.append(f"{name}: expected a number > 0, got {value!r}")
         if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 0:
-            faults.append(("steps", f"expected an integer >= 0, got {self.steps!r}"))
+            faults.append(f"steps: expected an integer >= 0, got {self.steps!r}")
         return faults or self._optimizer_faults() + self._contradictions()
 
-    def _optimizer_faults(self) -> list[tuple[str, str]]:
+    def _optimizer_faults(self) -> list[str]:
         applies = {"betas": ("adam", "adamod"), "beta3": ("adamod",), "momentum": ("sgd",)}
         faults = []
         for name, value in self.optimizer_options().items():
             numbers = value if isinstance(value, tuple) else (value,)
             if self.optimizer not in applies[name]:
                 whose = " and ".join(applies[name])
-                faults.append((name, f"applies to {whose}, not to {self.optimizer}; leave it out"))
+                faults.append(f"{name}: applies to {whose}, not to {self.optimizer}; leave it out")
             elif len(numbers) != (2 if name == "betas" else 1) or not all(
                 _is_number(number) and 0 <= number < 1 for number in numbers
             ):
                 what = "two numbers" if name == "betas" else "a number"
-                faults.append((name, f"expected {what} in [0, 1), got {value!r}"))
+                faults.append(f"{name}: expected {what} in [0, 1), got {value!r}")
         return faults
 
-    def _contradictions(self) -> list[tuple[str, str]]:
+    def _contradictions(self) -> list[str]:
         faults = []
         if self.steps and not self.adapts_affine and not self.adapts_blur:
             faults.append(
-                (
-                    "steps",
-                    f"{self.steps} updates of nothing; set affine, a dynamic blur, or steps=0",
-                )
+                f"steps: {self.steps} updates of nothing; set affine, a dynamic blur, or steps=0"
             )
         if self.continual and (
             (self.adapts_affine and self.affine == "sample")
             or (self.adapts_blur and self.blur_per == "sample")
         ):
             faults.append(
-                (
-                    "continual",
-                    "sample-wise parameters belong to their inputs and cannot be carried on",
-                )
+                "continual: sample-wise parameters belong to their inputs and cannot be carried on"
             )
         if self.predict == "before" and not self.continual:
-            faults.append(
-                ("predict", "before the updates they would change nothing, unless continual=True")
-            )
+            faults.append("predict: before the updates they would change nothing, unless continual=True")
         return faults
 
 
@@ -200,5 +179,5 @@ def make_settings(preset: str, **overrides: Any) -> Settings:
     3
     """
     base = lookup("preset", preset, PRESETS)
-    check_known("settings", overrides, [setting.name for setting in fields(Settings)])
+    check_known("settings", overrides, [one.name for one in fields(Settings)])
     return replace(base, **overrides)

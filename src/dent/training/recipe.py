@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from dent.fields import refuse, setting, wrong_choices
 from dent.names import check_known, lookup
 
 Method = Literal["nominal", "at", "trades"]
 Schedule = Literal["cosine", "linear"]
 Norm = Literal["linf", "l2"]
-
-
-def _setting(default: Any, doc: str, choices: Any = None) -> Any:
-    return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,28 +26,25 @@ class Recipe:
       epochs: expected an integer >= 1, got 0
     """
 
-    method: Method = _setting("nominal", "what is minimized", get_args(Method))
-    epochs: int = _setting(200, "passes over the training images")
-    batch_size: int = _setting(128, "images per update, over all processes together")
-    lr: float = _setting(0.1, "the highest learning rate of SGD")
-    schedule: Schedule = _setting("cosine", "how lr falls to zero", get_args(Schedule))
-    warmup: float = _setting(0.0, "share of the updates in which lr rises linearly from zero")
-    momentum: float = _setting(0.9, "of SGD, after Nesterov")
-    weight_decay: float = _setting(5e-4, "of all parameters")
-    augment: bool = _setting(True, "random crop from a border of 4 pixels, and random flip")
-    eps: float = _setting(0.0, "radius of the attack in training; 0 for nominal")
-    norm: Norm = _setting("linf", "norm of the attack", get_args(Norm))
-    attack_steps: int = _setting(0, "steps of PGD on every batch; 1 is fast AT, 0 for nominal")
-    step_size: float = _setting(0.0, "of each of these steps; 0 for nominal")
-    beta: float | None = _setting(None, "weight of TRADES' second term")
-    hold_out: int = _setting(1000, "training images kept for watching the accuracy; 0 trains on all")
-    seed: int = _setting(0, "of the weights, the order, the crops and the attack")
+    method: Method = setting("nominal", "what is minimized", get_args(Method))
+    epochs: int = setting(200, "passes over the training images")
+    batch_size: int = setting(128, "images per update, over all processes together")
+    lr: float = setting(0.1, "the highest learning rate of SGD")
+    schedule: Schedule = setting("cosine", "how lr falls to zero", get_args(Schedule))
+    warmup: float = setting(0.0, "share of the updates in which lr rises linearly from zero")
+    momentum: float = setting(0.9, "of SGD, after Nesterov")
+    weight_decay: float = setting(5e-4, "of all parameters")
+    augment: bool = setting(True, "random crop from a border of 4 pixels, and random flip")
+    eps: float = setting(0.0, "radius of the attack in training; 0 for nominal")
+    norm: Norm = setting("linf", "norm of the attack", get_args(Norm))
+    attack_steps: int = setting(0, "steps of PGD on every batch; 1 is fast AT, 0 for nominal")
+    step_size: float = setting(0.0, "of each of these steps; 0 for nominal")
+    beta: float | None = setting(None, "weight of TRADES' second term")
+    hold_out: int = setting(1000, "training images kept for watching the accuracy; 0 trains on all")
+    seed: int = setting(0, "of the weights, the order, the crops and the attack")
 
     def __post_init__(self) -> None:
-        faults = self._faults()
-        if faults:
-            count = "1 wrong setting" if len(faults) == 1 else f"{len(faults)} wrong settings"
-            raise ValueError(f"{count} of the recipe:\n  " + "\n  ".join(faults))
+        refuse(self._faults(), " of the recipe")
 
     @property
     def adversarial(self) -> bool:
@@ -69,11 +63,7 @@ class Recipe:
         return self.lr * ((1 + math.cos(math.pi * fall)) / 2 if self.schedule == "cosine" else 1 - fall)
 
     def _faults(self) -> list[str]:
-        faults = []
-        for setting in fields(self):
-            choices, value = setting.metadata["choices"], getattr(self, setting.name)
-            if choices and value not in choices:
-                faults.append(f"{setting.name}: expected one of {', '.join(choices)}, got {value!r}")
+        faults = wrong_choices(self)
         least = {"epochs": 1, "batch_size": 1, "attack_steps": 0, "hold_out": 0, "seed": 0}
         for name, bound in least.items():
             value = getattr(self, name)
@@ -139,5 +129,5 @@ def make_recipe(name: str, **settings: Any) -> Recipe:
     0.2
     """
     recipe = lookup("recipe", name, RECIPES)
-    check_known("settings of the recipe", settings, [setting.name for setting in fields(Recipe)])
+    check_known("settings of the recipe", settings, [one.name for one in fields(Recipe)])
     return replace(recipe, **settings)
