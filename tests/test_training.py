@@ -192,6 +192,11 @@ def test_a_batch_larger_than_the_data_is_refused(dataset: Dataset, tmp_path: Pat
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
+def test_a_function_of_the_user_does_its_own_normalization(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="toys:linear does its own normalization"):
+        train("toys:linear", dataset, Recipe(**QUICK), out=tmp_path, mean=0.5, std=0.5)
+
+
 def test_held_out_images_are_not_trained_on(dataset: Dataset, tmp_path: Path) -> None:
     seen: list[Tensor] = []
 

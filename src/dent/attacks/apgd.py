@@ -13,7 +13,7 @@ from dent.attacks.calls import Calls, Model
 from dent.attacks.checks import check_attack
 from dent.attacks.found import Found
 from dent.attacks.losses import LOSSES, targeted_dlr
-from dent.attacks.norms import lengths, project, random_in_ball, steepest
+from dent.attacks.norms import lengths, like, project, random_in_ball, steepest
 from dent.attacks.result import AttackResult
 from dent.names import lookup
 from dent.seeds import generator
@@ -167,7 +167,7 @@ def search(
     at = found.open()
     if not len(at):
         return
-    moves = _like(found.mask[at], inputs)
+    moves = like(found.mask[at], inputs)
     points = torch.where(moves, start[at], inputs[at])
     values, gradient, logits = calls.ascent(points, partial(_given, loss, at))
     stays = found.update(at, points, values, logits.argmax(1) != labels[at])
@@ -193,7 +193,7 @@ def search(
 
 def _move(walk: Walk, *, eps: float, norm: str, momentum: float) -> None:
     points = walk.points
-    ahead = points + _like(walk.step, points) * steepest(walk.gradient, norm)
+    ahead = points + like(walk.step, points) * steepest(walk.gradient, norm)
     ahead = project(ahead, walk.centre, eps=eps, norm=norm)
     ahead = points + momentum * (ahead - points) + (1 - momentum) * (points - walk.old)
     ahead = project(ahead, walk.centre, eps=eps, norm=norm)
@@ -203,8 +203,8 @@ def _move(walk: Walk, *, eps: float, norm: str, momentum: float) -> None:
 def _remember(walk: Walk, values: Tensor) -> None:
     walk.rises = walk.rises + (values > walk.values)
     better = values > walk.best_values
-    walk.best = torch.where(_like(better, walk.points), walk.points, walk.best)
-    walk.best_gradient = torch.where(_like(better, walk.points), walk.gradient, walk.best_gradient)
+    walk.best = torch.where(like(better, walk.points), walk.points, walk.best)
+    walk.best_gradient = torch.where(like(better, walk.points), walk.gradient, walk.best_gradient)
     walk.best_values = torch.where(better, values, walk.best_values)
     walk.values = values
 
@@ -213,8 +213,8 @@ def _halve(walk: Walk, *, gap: int) -> None:
     """At a checkpoint: where the loss stalls, halve the step and go on from the best point."""
     stalls = (walk.rises <= RHO * gap) | (~walk.halved & (walk.checked_values >= walk.best_values))
     walk.step = torch.where(stalls, walk.step / 2, walk.step)
-    walk.points = torch.where(_like(stalls, walk.points), walk.best, walk.points)
-    walk.gradient = torch.where(_like(stalls, walk.points), walk.best_gradient, walk.gradient)
+    walk.points = torch.where(like(stalls, walk.points), walk.best, walk.points)
+    walk.gradient = torch.where(like(stalls, walk.points), walk.best_gradient, walk.gradient)
     walk.halved, walk.checked_values = stalls, walk.best_values
     walk.rises = torch.zeros_like(walk.rises)
 
@@ -225,8 +225,3 @@ def _towards(labels: Tensor, targets: Tensor, logits: Tensor, at: Tensor) -> Ten
 
 def _given(loss: Callable[[Tensor, Tensor], Tensor], at: Tensor, logits: Tensor) -> Tensor:
     return loss(logits, at)
-
-
-def _like(values: Tensor, points: Tensor) -> Tensor:
-    """One value for each point, in a shape that goes with the points."""
-    return values.view(-1, *[1] * (points.dim() - 1))

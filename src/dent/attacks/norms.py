@@ -9,6 +9,11 @@ from torch import Tensor
 NORMS: dict[str, float] = {"linf": float("inf"), "l2": 2.0, "l1": 1.0}
 
 
+def like(values: Tensor, points: Tensor) -> Tensor:
+    """One value for each point, in a shape that goes with the points."""
+    return values.view(-1, *[1] * (points.dim() - 1))
+
+
 def lengths(differences: Tensor, norm: str) -> Tensor:
     """The norm of each difference, (N, 1, 1, 1) for (N, C, H, W).
 
@@ -86,4 +91,4 @@ def random_in_ball(shape: torch.Size, norm: str, generator: torch.Generator) -> 
         directions = directions.sign() * sizes
     directions = directions / lengths(directions, norm)
     radius = torch.rand(shape[0], generator=generator) ** (1 / shape[1:].numel())
-    return directions * radius.view(-1, *[1] * (len(shape) - 1))
+    return directions * like(radius, directions)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dent.attacks.checks import check_attack
 from dent.attacks.losses import LOSSES
-from dent.attacks.norms import project, random_in_ball, steepest
+from dent.attacks.norms import like, project, random_in_ball, steepest
 from dent.attacks.result import AttackResult
 from dent.names import lookup
 from dent.seeds import generator
@@ -67,7 +67,7 @@ def pgd(
         values = values.masked_fill(_success(logits, labels, targeted), torch.inf)
         better = values > best_value
         best_value = torch.where(better, values, best_value)
-        best = torch.where(better.view(-1, *[1] * (inputs.dim() - 1)), points, best)
+        best = torch.where(like(better, points), points, best)
     if restarts > 1:
         with torch.no_grad():
             logits = model(best)

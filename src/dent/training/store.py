@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dent.models.checkpoint import read
 from dent.storage import replacing
 
 CHECKPOINT, LOG, LOCK = "checkpoint.pt", "log.jsonl", "lock"
@@ -29,7 +30,7 @@ def load(folder: Path, *, asked: dict[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint: dict[str, Any] = read(path)
         found = checkpoint["asked"]
     except Exception as error:
         raise ValueError(

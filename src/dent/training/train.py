@@ -113,6 +113,8 @@ def make_model(
     std: float | Sequence[float] | None,
 ) -> nn.Module:
     """The model with the random weights of the recipe's seed."""
+    if ":" in architecture and (mean is not None or std is not None):
+        raise ValueError(f"{architecture} does its own normalization; leave mean and std out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         if ":" not in architecture:
