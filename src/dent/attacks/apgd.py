@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from dent.attacks.calls import Calls, Model
-from dent.attacks.checks import check_attack
-from dent.attacks.found import Found
-from dent.attacks.losses import LOSSES, targeted_dlr
-from dent.attacks.norms import lengths, like, project, random_in_ball, steepest
+from dent.attacks.calls import Calls, Model, View
+from dent.attacks.checks import check_numbers
+from dent.attacks.found import Found, begin
+from dent.attacks.losses import LossAt, loss_of, targeted_dlr
+from dent.attacks.norms import lengths, like, project, random_in_ball
 from dent.attacks.result import AttackResult
-from dent.names import lookup
+from dent.attacks.walk import Momentum, Sparse
 from dent.seeds import generator
 
-NORMS = {"linf": "Linf", "l2": "L2"}
-MOMENTUM = 0.75
-RHO = 0.75  # the share of the steps since a checkpoint that must have increased the loss
+# L1 begins in a larger ball, which shrinks: multiples of eps, and the share of the steps in each.
+SHRINKING = ((3.0, 0.3), (2.0, 0.3), (1.0, 0.4))
 
 
 def apgd(
@@ -33,6 +31,9 @@ def apgd(
     loss: str = "ce",
     steps: int = 100,
     restarts: int = 1,
+    towards: Tensor | None = None,
+    draws: int = 1,
+    through: View | None = None,
     joint: bool = False,
     mask: Tensor | None = None,
     seed: int = 0,
@@ -42,8 +43,12 @@ def apgd(
     Where an input's output does not depend on the others, a broken input leaves the search at once. For
     models that depend on the batch, `joint=True` keeps the batch together: every step is a submission of
     it, and the result is the best of these, or each input's best point where these do more together.
-    `mask` (N,) says which inputs may be perturbed. Inputs that were not broken end at their point of
-    highest loss, for transfer.
+    Inputs that were not broken end at their point of highest loss, for transfer.
+
+    towards: (N,) classes to be reached, instead of any that is wrong.
+    draws: how many answers of a random model are averaged for one step.
+    through: climb this view of the model (`dent.attacks.adaptive`); the result is the model's own.
+    mask: (N,) which inputs may be perturbed.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     >>> inputs, labels = torch.full((2, 1, 2, 2), 0.5), torch.tensor([0, 1])
@@ -51,19 +56,15 @@ def apgd(
     >>> bool(((result.inputs - inputs).abs() <= 0.1 + 1e-6).all())
     True
     """
-    check_attack(inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, mask=mask)
-    lookup("norm of APGD", norm, NORMS)
-    value = lookup("loss", loss, LOSSES)
-    inputs = inputs.detach()
-    calls, found = Calls(model), Found(inputs, joint=joint, mask=mask)
+    value = loss_of(loss, labels, towards)
+    calls, found, _ = begin(
+        model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, towards=towards,
+        draws=draws, through=through, joint=joint, mask=mask,
+    )  # fmt: skip
     for restart in range(restarts):
-        search(
-            calls, found, inputs, labels,
-            random_start(inputs, eps=eps, norm=norm, random=generator(seed, restart)),
-            lambda logits, at: value(logits, labels[at]),
-            eps=eps, norm=norm, steps=steps,
-        )  # fmt: skip
-    return found.result(calls, labels)
+        random = generator(seed, restart)
+        search(calls, found, inputs.detach(), value, eps=eps, norm=norm, steps=steps, random=random)
+    return found.result(calls)
 
 
 def apgd_targeted(
@@ -76,44 +77,32 @@ def apgd_targeted(
     targets: int = 9,
     steps: int = 100,
     restarts: int = 1,
+    draws: int = 1,
+    through: View | None = None,
     joint: bool = False,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
     """APGD on the targeted DLR loss, towards each of the `targets` likeliest other classes in turn.
 
-    With fewer other classes than targets, all of them are targets.
+    Any wrong class is a success. With fewer other classes than targets, all of them are targets.
     """
-    check_attack(inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, mask=mask)
-    lookup("norm of APGD", norm, NORMS)
-    if targets < 1:
-        raise ValueError(f"expected targets >= 1, got {targets}")
-    inputs = inputs.detach()
-    calls, found = Calls(model), Found(inputs, joint=joint, mask=mask)
-    logits = calls.logits(inputs)
-    others = logits.scatter(1, labels[:, None], -torch.inf).argsort(1, descending=True)
-    for rank in range(min(targets, logits.shape[1] - 1)):
+    check_numbers(targets=targets)
+    calls, found, logits = begin(
+        model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts,
+        draws=draws, through=through, joint=joint, mask=mask,
+    )  # fmt: skip
+    for rank, classes in enumerate(likeliest(logits, found.labels, targets)):
         for restart in range(restarts):
-            search(
-                calls, found, inputs, labels,
-                random_start(inputs, eps=eps, norm=norm, random=generator(seed, restart, rank)),
-                partial(_towards, labels, others[:, rank]),
-                eps=eps, norm=norm, steps=steps,
-            )  # fmt: skip
-    return found.result(calls, labels)
+            value, random = partial(_towards, found.labels, classes), generator(seed, restart, rank)
+            search(calls, found, inputs.detach(), value, eps=eps, norm=norm, steps=steps, random=random)
+    return found.result(calls)
 
 
-def checkpoints(steps: int) -> dict[int, int]:
-    """After how many steps the step size is looked at, and how many steps after the time before.
-
-    >>> list(checkpoints(100))
-    [22, 41, 57, 70, 80, 87, 93, 99]
-    """
-    gap, done, found = max(int(0.22 * steps), 1), 0, {}
-    while (done := done + gap) <= steps:
-        found[done] = gap
-        gap = max(gap - max(int(0.03 * steps), 1), max(int(0.06 * steps), 1))
-    return found
+def likeliest(logits: Tensor, labels: Tensor, count: int) -> list[Tensor]:
+    """The `count` likeliest classes of each input other than its label (or all that there are)."""
+    others = logits.scatter(1, labels[:, None], -torch.inf).argsort(1, descending=True)
+    return list(others[:, : min(count, logits.shape[1] - 1)].T)
 
 
 def random_start(inputs: Tensor, *, eps: float, norm: str, random: torch.Generator) -> Tensor:
@@ -121,107 +110,79 @@ def random_start(inputs: Tensor, *, eps: float, norm: str, random: torch.Generat
 
     It is drawn for the whole batch, so that it does not depend on which inputs are still searched for.
     """
+    if norm == "l1":
+        noise = torch.randn(inputs.shape, generator=random).to(inputs)
+        return project(inputs + noise, inputs, eps=eps, norm=norm)
     noise = random_in_ball(inputs.shape, norm, random).to(inputs)
     return (inputs + eps * noise / lengths(noise, norm).clamp(min=1e-12)).clamp(0, 1)
-
-
-@dataclass
-class Walk:
-    """Where the search is: one row for each input that is still in it."""
-
-    at: Tensor  # its index in the batch
-    moves: Tensor  # whether it may be perturbed
-    centre: Tensor
-    points: Tensor
-    old: Tensor  # the points before the last step
-    gradient: Tensor
-    values: Tensor  # the loss
-    best: Tensor  # the point of highest loss, and its gradient and loss
-    best_gradient: Tensor
-    best_values: Tensor
-    checked_values: Tensor  # the highest loss at the last checkpoint
-    halved: Tensor  # whether the step was halved there
-    rises: Tensor  # steps since then that increased the loss
-    step: Tensor
-
-    def keep(self, stays: Tensor) -> Walk:
-        return Walk(**{row.name: getattr(self, row.name)[stays] for row in fields(self)})
 
 
 def search(
     calls: Calls,
     found: Found,
     inputs: Tensor,
-    labels: Tensor,
-    start: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    loss: LossAt,
     *,
     eps: float,
     norm: str,
     steps: int,
+    random: torch.Generator,
 ) -> None:
-    """One run from `start` for all inputs that are still open; `found` takes in what it meets.
-
-    `loss` is a function of logits and the indices of the inputs that they belong to.
-    """
-    at = found.open()
-    if not len(at):
+    """One run for all inputs that are still open; `found` takes in what it meets."""
+    if not len(found.open()):
         return
+    if norm != "l1":
+        start = random_start(inputs, eps=eps, norm=norm, random=random)
+        walk(calls, found, inputs, start, loss, eps=eps, norm=norm, steps=steps)
+        return
+    points, left = random_start(inputs, eps=SHRINKING[0][0] * eps, norm=norm, random=random), steps
+    for factor, share in SHRINKING:
+        last = factor == 1
+        count = left if last else min(math.ceil(share * steps), left)
+        left -= count
+        points = project(points, inputs, eps=factor * eps, norm=norm)
+        points = walk(
+            calls, found, inputs, points, loss, eps=factor * eps, norm=norm, steps=count, counts=last
+        )
+
+
+def walk(
+    calls: Calls,
+    found: Found,
+    inputs: Tensor,
+    start: Tensor,
+    loss: LossAt,
+    *,
+    eps: float,
+    norm: str,
+    steps: int,
+    counts: bool = True,
+) -> Tensor:
+    """`steps` steps from `start`, and where each input's loss was highest.
+
+    Unless it `counts`, nothing is found on the way, and nobody leaves: the ball is larger than allowed.
+    """
+    at, kind = found.open(), Sparse if norm == "l1" else Momentum
+    best, gaps = start.clone(), kind.checkpoints(steps)
     moves = like(found.mask[at], inputs)
     points = torch.where(moves, start[at], inputs[at])
-    values, gradient, logits = calls.ascent(points, partial(_given, loss, at))
-    stays = found.update(at, points, values, logits.argmax(1) != labels[at])
-    # The reference compares the first loss of a walk with zero, and so do we.
-    zero, step = torch.zeros_like(values), torch.full_like(values, 2 * eps)
-    walk = Walk(
-        at, moves, inputs[at], points, points, gradient, zero, points, gradient, values,
-        checked_values=values, halved=torch.ones_like(stays), rises=zero, step=step,
-    )  # fmt: skip
-    gaps = checkpoints(steps)
+    answer = calls.ascent(points, partial(loss, at))
+    rows = kind.start(at, moves, inputs[at], points, answer.gradient, answer.values, eps=eps)
+    everyone = torch.ones_like(at, dtype=torch.bool)
+    stays = found.update(at, points, answer) if counts else everyone
     for number in range(1, steps + 1):
         if not stays.any():
-            return
+            break
         if not stays.all():
-            walk = walk.keep(stays)
-        _move(walk, eps=eps, norm=norm, momentum=MOMENTUM if number > 1 else 1.0)
-        values, walk.gradient, logits = calls.ascent(walk.points, partial(_given, loss, walk.at))
-        stays = found.update(walk.at, walk.points, values, logits.argmax(1) != labels[walk.at])
-        _remember(walk, values)
-        if number in gaps:
-            _halve(walk, gap=gaps[number])
+            rows = rows.keep(stays)
+        rows.move(eps=eps, norm=norm, first=number == 1)
+        answer = calls.ascent(rows.points, partial(loss, rows.at))
+        rows.gradient = answer.gradient
+        stays = found.update(rows.at, rows.points, answer) if counts else everyone
+        rows.learn(answer.values, eps=eps, gap=gaps.get(number))
+    best[rows.at] = rows.best
+    return best
 
 
-def _move(walk: Walk, *, eps: float, norm: str, momentum: float) -> None:
-    points = walk.points
-    ahead = points + like(walk.step, points) * steepest(walk.gradient, norm)
-    ahead = project(ahead, walk.centre, eps=eps, norm=norm)
-    ahead = points + momentum * (ahead - points) + (1 - momentum) * (points - walk.old)
-    ahead = project(ahead, walk.centre, eps=eps, norm=norm)
-    walk.old, walk.points = points, torch.where(walk.moves, ahead, walk.centre)
-
-
-def _remember(walk: Walk, values: Tensor) -> None:
-    walk.rises = walk.rises + (values > walk.values)
-    better = values > walk.best_values
-    walk.best = torch.where(like(better, walk.points), walk.points, walk.best)
-    walk.best_gradient = torch.where(like(better, walk.points), walk.gradient, walk.best_gradient)
-    walk.best_values = torch.where(better, values, walk.best_values)
-    walk.values = values
-
-
-def _halve(walk: Walk, *, gap: int) -> None:
-    """At a checkpoint: where the loss stalls, halve the step and go on from the best point."""
-    stalls = (walk.rises <= RHO * gap) | (~walk.halved & (walk.checked_values >= walk.best_values))
-    walk.step = torch.where(stalls, walk.step / 2, walk.step)
-    walk.points = torch.where(like(stalls, walk.points), walk.best, walk.points)
-    walk.gradient = torch.where(like(stalls, walk.points), walk.best_gradient, walk.gradient)
-    walk.halved, walk.checked_values = stalls, walk.best_values
-    walk.rises = torch.zeros_like(walk.rises)
-
-
-def _towards(labels: Tensor, targets: Tensor, logits: Tensor, at: Tensor) -> Tensor:
-    return targeted_dlr(logits, labels[at], targets[at])
-
-
-def _given(loss: Callable[[Tensor, Tensor], Tensor], at: Tensor, logits: Tensor) -> Tensor:
-    return loss(logits, at)
+def _towards(labels: Tensor, classes: Tensor, at: Tensor, logits: Tensor) -> Tensor:
+    return targeted_dlr(logits, labels[at], classes[at])

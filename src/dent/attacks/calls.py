@@ -1,44 +1,136 @@
-"""The model as an attack sees it: what it was asked, and how often."""
+"""The model as an attack sees it: what it was asked, how often, and which gradient is climbed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from dent.attacks.checks import check_answer, check_draws
 from dent.attacks.result import AttackResult
 
 Model = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor], Tensor]  # from logits (N, classes) to one value each
+
+
+class View(Protocol):
+    """A way to climb a model that is not its own gradient: see `dent.attacks.adaptive`.
+
+    A call yields logits of the points, one tensor after the other; the gradients of their losses are
+    averaged. `exact` says of the last call whether its last logits were those that the model itself
+    gives for these points; if not, they say nothing about what is broken.
+    """
+
+    exact: bool
+
+    def __call__(self, points: Tensor) -> Iterator[Tensor]: ...
+
+
+class Answer(NamedTuple):
+    """What came back for each point."""
+
+    values: Tensor  # the loss
+    gradient: Tensor
+    logits: Tensor
+    exact: bool  # whether the logits are the model's own
 
 
 class Calls:
-    """A model, with a count of the inputs that went forward and backward through it."""
+    """A model, with a count of the inputs that went forward and backward through it.
 
-    def __init__(self, model: Model) -> None:
+    through: what is climbed, where that is not the model.
+    draws: how often a random model is asked for one answer, the mean of all (expectation over
+    transformations, Athalye et al., 2018). They go into one call where inputs do not depend on one
+    another (`joint=False`) and the model draws for each input anew.
+    """
+
+    def __init__(
+        self, model: Model, *, through: View | None = None, draws: int = 1, joint: bool = False
+    ) -> None:
+        check_draws(draws, through is not None)
         self.model = model
+        self.through = through
+        self.draws = draws
         self.queries = 0
         self.gradients = 0
+        self._answered = False
+        self._in_one_call = False if joint or draws == 1 else None
 
     def logits(self, points: Tensor) -> Tensor:
         """The answer to the points, without a gradient."""
-        self.queries += len(points)
         with torch.no_grad():
-            return self.model(points)
+            return torch.cat(list(self._drawn(points))).mean(0)
 
-    def ascent(self, points: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each point: its loss (a function of the logits), the gradient of that, and the logits."""
-        self.queries += len(points)
-        self.gradients += len(points)
+    def ascent(self, points: Tensor, loss: Loss) -> Answer:
+        """The loss of each point (a function of the logits), and the gradient of that."""
         points = points.detach().requires_grad_()
+        parts = []
         with torch.enable_grad():
-            logits = self.model(points)
-            values = loss(logits)
-            (gradient,) = torch.autograd.grad(values.sum(), points)
-        return values.detach(), gradient, logits.detach()
+            # One backward after each answer, so that no more than one graph is alive.
+            for answers in self._viewed(points) if self.through else self._drawn(points):
+                values = torch.stack([loss(logits) for logits in answers])
+                gradient = _gradient(values.sum() / len(values), points)
+                self.gradients += values.numel()
+                parts.append((values.detach(), gradient, answers.detach()))
+        losses, gradients, logits = zip(*parts, strict=True)
+        exact = self.through is None or self.through.exact
+        answer = logits[-1][-1] if self.through else torch.cat(logits).mean(0)
+        return Answer(torch.cat(losses).mean(0), sum(gradients) / len(parts), answer, exact)
 
-    def score(self, inputs: Tensor, labels: Tensor, *, targeted: bool = False) -> AttackResult:
+    def value(self, points: Tensor, loss: Loss) -> Answer:
+        """The loss of each point, without a gradient (that of the answer is zero)."""
+        logits = self.logits(points)
+        return Answer(loss(logits), torch.zeros(()), logits, True)
+
+    def score(self, inputs: Tensor, labels: Tensor, *, towards: Tensor | None = None) -> AttackResult:
         """The result of an attack that ends with these inputs: they are submitted as one batch."""
         logits = self.logits(inputs)
-        success = (logits.argmax(1) == labels) == targeted
-        return AttackResult(inputs, success, logits, self.queries, self.gradients)
+        return AttackResult(
+            inputs, succeeds(logits, labels, towards), logits, self.queries, self.gradients
+        )
+
+    def _drawn(self, points: Tensor) -> Iterator[Tensor]:
+        """Answers of the model (k, N, classes), k at a time."""
+        if self._in_one_call is None:
+            self._in_one_call = self._draws_for_each_input(points)
+        if self._in_one_call:
+            copies = points.repeat(self.draws, *[1] * (points.dim() - 1))
+            yield self._checked(self.model(copies), copies).unflatten(0, (self.draws, -1))
+        else:
+            for _ in range(self.draws):
+                yield self._checked(self.model(points), points)[None]
+
+    def _viewed(self, points: Tensor) -> Iterator[Tensor]:
+        assert self.through
+        for logits in self.through(points):
+            yield self._checked(logits, points)[None]
+
+    def _checked(self, logits: Tensor, points: Tensor) -> Tensor:
+        self.queries += len(points)
+        check_answer(logits, points, first=not self._answered)
+        self._answered = True
+        return logits
+
+    def _draws_for_each_input(self, points: Tensor) -> bool:
+        """Whether one call gives two copies of an input different answers."""
+        with torch.no_grad():
+            first, second = self._checked(self.model(points[[0, 0]]), points[[0, 0]])
+        return not torch.equal(first, second)
+
+
+def _gradient(value: Tensor, points: Tensor) -> Tensor:
+    """Of the value; zero where the model gives none (the findings of a suite speak of that)."""
+    if not value.requires_grad:
+        return torch.zeros_like(points)
+    (gradient,) = torch.autograd.grad(value, points, allow_unused=True)
+    if gradient is None:
+        return torch.zeros_like(points)
+    return gradient.nan_to_num_(0, 0, 0)
+
+
+def succeeds(logits: Tensor, labels: Tensor, towards: Tensor | None = None) -> Tensor:
+    """Which inputs are broken: not taken for their label, or (driven towards a class) taken for that."""
+    predictions = logits.argmax(1)
+    return predictions != labels if towards is None else predictions == towards

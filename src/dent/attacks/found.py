@@ -5,8 +5,45 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dent.attacks.calls import Calls
+from dent.attacks.calls import Answer, Calls, Model, View, succeeds
+from dent.attacks.checks import check_attack, check_labels
 from dent.attacks.result import AttackResult
+
+
+def begin(
+    model: Model,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    eps: float,
+    norm: str,
+    towards: Tensor | None = None,
+    through: View | None = None,
+    draws: int = 1,
+    joint: bool = False,
+    mask: Tensor | None = None,
+    **numbers: float | None,
+) -> tuple[Calls, Found, Tensor]:
+    """How every attack begins: checks, and the natural inputs are asked for; with their logits.
+
+    What is broken without an attack is found already.
+    """
+    check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, towards=towards, **numbers)
+    inputs, labels = inputs.detach(), labels.long()
+    calls = Calls(model, through=through, draws=draws, joint=joint)
+    found = Found(inputs, labels, towards=towards, joint=joint, mask=mask)
+    logits = calls.logits(inputs)
+    for classes in (labels, towards):
+        if classes is not None:
+            check_labels(classes, logits.shape[1])
+    nothing = torch.full_like(found.values, -torch.inf)
+    found.keep(
+        torch.arange(len(inputs), device=inputs.device),
+        inputs,
+        nothing,
+        succeeds(logits, labels, towards),
+    )
+    return calls, found, logits
 
 
 class Found:
@@ -16,8 +53,18 @@ class Found:
     of the whole batch is kept too. `mask` (N,) are the inputs that may be perturbed.
     """
 
-    def __init__(self, inputs: Tensor, *, joint: bool = False, mask: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        towards: Tensor | None = None,
+        joint: bool = False,
+        mask: Tensor | None = None,
+    ) -> None:
         n, device = len(inputs), inputs.device
+        self.labels = labels
+        self.towards = towards
         self.joint = joint
         self.mask = torch.ones(n, dtype=torch.bool, device=device) if mask is None else mask
         self.points = inputs.clone()
@@ -31,8 +78,14 @@ class Found:
         keep = torch.ones_like(self.mask) if self.joint else self.mask & ~self.broken
         return keep.nonzero().squeeze(1)
 
-    def update(self, at: Tensor, points: Tensor, values: Tensor, broken: Tensor) -> Tensor:
+    def update(self, at: Tensor, points: Tensor, answer: Answer) -> Tensor:
         """Take in what the inputs `at` led to; returns which of them stay in the search."""
+        towards = None if self.towards is None else self.towards[at]
+        broken = succeeds(answer.logits, self.labels[at], towards) & answer.exact
+        return self.keep(at, points, answer.values, broken)
+
+    def keep(self, at: Tensor, points: Tensor, values: Tensor, broken: Tensor) -> Tensor:
+        """`update` where the loss and what is broken are known already."""
         values = values.float()
         before, best = self.broken[at], self.values[at]
         better = self.mask[at] & ((broken & ~before) | ((broken == before) & (values > best)))
@@ -47,9 +100,9 @@ class Found:
             self.batch, self.batch_broken = points.clone(), count
         return torch.ones_like(broken)
 
-    def result(self, calls: Calls, labels: Tensor) -> AttackResult:
+    def result(self, calls: Calls) -> AttackResult:
         """Submitted as one batch: each input's best point, or the best whole batch if that does more."""
-        together = calls.score(self.points, labels)
+        together = calls.score(self.points, self.labels, towards=self.towards)
         if self.batch is not None and self.batch_broken > int((together.success & self.mask).sum()):
-            return calls.score(self.batch, labels)
+            return calls.score(self.batch, self.labels, towards=self.towards)
         return together

@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dent.names import lookup
+
 Loss = Callable[[Tensor, Tensor], Tensor]
+# Of the indices of inputs in their batch, and their logits.
+LossAt = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -59,3 +63,16 @@ def _of(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
+
+
+def loss_of(name: str, labels: Tensor, towards: Tensor | None = None) -> LossAt:
+    """The loss by its name: away from the labels, or towards other classes.
+
+    Towards a class, `dlr` is the targeted one, and the others are those of the class, negative.
+    """
+    loss, labels = lookup("loss", name, LOSSES), labels.long()
+    if towards is None:
+        return lambda at, logits: loss(logits, labels[at])
+    if loss is dlr:
+        return lambda at, logits: targeted_dlr(logits, labels[at], towards[at])
+    return lambda at, logits: -loss(logits, towards[at])

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from dent.attacks.checks import check_attack
-from dent.attacks.losses import LOSSES
+from dent.attacks.calls import Model, View
+from dent.attacks.found import begin
+from dent.attacks.losses import loss_of
 from dent.attacks.norms import like, project, random_in_ball, steepest
 from dent.attacks.result import AttackResult
-from dent.names import lookup
 from dent.seeds import generator
 
 
 def pgd(
-    model: Callable[[Tensor], Tensor],
+    model: Model,
     inputs: Tensor,
     labels: Tensor,
     *,
@@ -27,57 +28,52 @@ def pgd(
     loss: str = "ce",
     start: str = "random",
     restarts: int = 1,
-    targeted: bool = False,
+    towards: Tensor | None = None,
+    draws: int = 1,
+    through: View | None = None,
+    joint: bool = False,
+    mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
     """Ascend the loss by steps of `step_size` (2.5 eps / steps), projected into the ball and [0, 1].
 
-    FGSM is `steps=1, step_size=eps, start="input"`. With `targeted`, the labels are the classes to be
-    reached. Of several restarts each input keeps the first that succeeded, or the one of highest loss.
-    The success is that of `inputs`, re-scored as one batch.
+    FGSM is `steps=1, step_size=eps, start="input"`. Each input keeps the first point that broke it, or
+    the one of highest loss; the success is that of `inputs`, re-scored as one batch. The other settings
+    are those of `apgd`.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    >>> inputs, labels = torch.full((2, 1, 2, 2), 0.5), torch.tensor([0, 1])
-    >>> result = pgd(model, inputs, labels, eps=0.1, steps=5)
-    >>> result.queries, bool(((result.inputs - inputs).abs() <= 0.1 + 1e-6).all())
-    (12, True)
+    >>> inputs, labels = torch.full((2, 1, 2, 2), 0.5), model(torch.full((2, 1, 2, 2), 0.5)).argmax(1)
+    >>> result = pgd(model, inputs, labels, eps=0.001, steps=5)
+    >>> result.queries, bool(((result.inputs - inputs).abs() <= 0.001 + 1e-6).all())
+    (16, True)
     """
-    check_attack(inputs, labels, eps=eps, norm=norm, steps=steps, step_size=step_size, restarts=restarts)
     if start not in ("random", "input"):
         raise ValueError(f"expected start 'random' or 'input', got {start!r}")
-    value = lookup("loss", loss, LOSSES)
-    sign = -1 if targeted else 1
+    value = loss_of(loss, labels, towards)
+    calls, found, _ = begin(
+        model, inputs, labels, eps=eps, norm=norm, steps=steps, step_size=step_size,
+        restarts=restarts, towards=towards, draws=draws, through=through, joint=joint, mask=mask,
+    )  # fmt: skip
+    inputs = inputs.detach()
     step_size = 2.5 * eps / max(steps, 1) if step_size is None else step_size
-
-    best = inputs.detach()
-    best_value = torch.full((len(inputs),), -torch.inf, device=inputs.device)
     for restart in range(restarts):
-        points = inputs.detach()
+        at, points = found.open(), inputs
         if start == "random":
             noise = random_in_ball(inputs.shape, norm, generator(seed, restart)).to(inputs)
             points = (points + eps * noise).clamp(0, 1)
-        points = ascend(
-            lambda points: sign * value(model(points), labels).sum(),
-            inputs, points, eps=eps, norm=norm, steps=steps, step_size=step_size,
-        )  # fmt: skip
-        with torch.no_grad():
-            logits = model(points)
-            values = (sign * value(logits, labels)).float()
-        # A success is kept whatever the loss of a later restart.
-        values = values.masked_fill(_success(logits, labels, targeted), torch.inf)
-        better = values > best_value
-        best_value = torch.where(better, values, best_value)
-        best = torch.where(like(better, points), points, best)
-    if restarts > 1:
-        with torch.no_grad():
-            logits = model(best)
-    return AttackResult(
-        inputs=best,
-        success=_success(logits, labels, targeted),
-        logits=logits,
-        queries=len(inputs) * (restarts * (steps + 1) + (restarts > 1)),
-        gradients=len(inputs) * restarts * steps,
-    )
+        points = points[at]
+        for step in range(steps + 1):
+            if not len(at):
+                break
+            points = torch.where(like(found.mask[at], points), points, inputs[at])
+            if step == steps:
+                found.update(at, points, calls.value(points, partial(value, at)))
+                break
+            answer = calls.ascent(points, partial(value, at))
+            stays = found.update(at, points, answer)
+            at, points, gradient = at[stays], points[stays], answer.gradient[stays]
+            points = stepped(points, gradient, inputs[at], eps=eps, norm=norm, step_size=step_size)
+    return found.result(calls)
 
 
 def ascend(
@@ -96,11 +92,12 @@ def ascend(
         points = points.detach().requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(objective(points), points)
-        points = points.detach() + step_size * steepest(gradient, norm)
-        points = project(points, inputs, eps=eps, norm=norm)
+        points = stepped(points.detach(), gradient, inputs, eps=eps, norm=norm, step_size=step_size)
     return points.detach()
 
 
-def _success(logits: Tensor, labels: Tensor, targeted: bool) -> Tensor:
-    predictions = logits.argmax(1)
-    return predictions == labels if targeted else predictions != labels
+def stepped(
+    points: Tensor, gradient: Tensor, inputs: Tensor, *, eps: float, norm: str, step_size: float
+) -> Tensor:
+    """The points after one step up the gradient, projected."""
+    return project(points + step_size * steepest(gradient, norm), inputs, eps=eps, norm=norm)
