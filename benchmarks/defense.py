@@ -21,24 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ENVIRONMENT = {
-    # Waiting threads leave the cores to others.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    # Memory that is given back is zeroed again at the next step, which costs as much as a convolution.
-    # This is the largest threshold that glibc takes; both sides run with it.
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
-}
-if __name__ == "__main__" and any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
+import environment
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
 
-import torch  # noqa: E402  (after the environment)
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-import dent  # noqa: E402
-from dent.models import resnet20, resnet26_4  # noqa: E402
+import dent
+from dent.models import resnet20, resnet26_4
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"ResNet-20": resnet20, "ResNet-26-4": resnet26_4}
 BATCH = 128
@@ -102,7 +92,7 @@ def peak_memory(name: str, what: str) -> float:
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | ENVIRONMENT,
+        env=os.environ | environment.ENVIRONMENT,
     )
     return float(run.stdout)
 

@@ -59,7 +59,7 @@ def reference(unit: Unit, model: nn.Module, inputs: Tensor, labels: Tensor) -> T
     attack.apgd.n_restarts = attack.fab.n_restarts = 1  # as in the standard version
     points, _ = attack.run_standard_evaluation(inputs, labels, batch_size=len(inputs))
     with torch.no_grad():
-        return model(points).argmax(1) == labels
+        return torch.eq(model(points).argmax(1), labels)
 
 
 def ours(unit: Unit, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ OUTSIDE: dict[str, set[str]] = {
     "intervals": set(),
     "seeds": {"numpy", "torch"},
     "defense": {"torch"},
-    "attacks": {"torch"},
+    "attacks": {"pyautoattack", "torch"},
     "models": {"robustbench", "timm", "torch", "torchvision"},
     "data": {"PIL", "numpy", "torch"},
     "training": {"torch", "wandb"},

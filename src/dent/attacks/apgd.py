@@ -17,6 +17,7 @@ from dent.attacks.result import AttackResult
 from dent.attacks.walk import Momentum, Sparse
 from dent.seeds import generator
 
+TARGETS = 9
 # L1 begins in a larger ball, which shrinks: multiples of eps, and the share of the steps in each.
 SHRINKING = ((3.0, 0.3), (2.0, 0.3), (1.0, 0.4))
 
@@ -34,7 +35,7 @@ def apgd(
     towards: Tensor | None = None,
     draws: int = 1,
     through: View | None = None,
-    joint: bool = False,
+    joint: bool | None = None,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
@@ -42,8 +43,9 @@ def apgd(
 
     Where an input's output does not depend on the others, a broken input leaves the search at once. For
     models that depend on the batch, `joint=True` keeps the batch together: every step is a submission of
-    it, and the result is the best of these, or each input's best point where these do more together.
-    Inputs that were not broken end at their point of highest loss, for transfer.
+    it, and the result is the best of these, or each input's best point where these do more together. If
+    not given, the model's `independent` decides. Inputs that were not broken end at their point of
+    highest loss, for transfer.
 
     towards: (N,) classes to be reached, instead of any that is wrong.
     draws: how many answers of a random model are averaged for one step.
@@ -74,18 +76,18 @@ def apgd_targeted(
     *,
     eps: float,
     norm: str = "linf",
-    targets: int = 9,
+    targets: int | None = None,
     steps: int = 100,
     restarts: int = 1,
     draws: int = 1,
     through: View | None = None,
-    joint: bool = False,
+    joint: bool | None = None,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
     """APGD on the targeted DLR loss, towards each of the `targets` likeliest other classes in turn.
 
-    Any wrong class is a success. With fewer other classes than targets, all of them are targets.
+    Any wrong class is a success. If not given, the targets are nine, or all that there are.
     """
     check_numbers(targets=targets)
     calls, found, logits = begin(
@@ -99,10 +101,13 @@ def apgd_targeted(
     return found.result(calls)
 
 
-def likeliest(logits: Tensor, labels: Tensor, count: int) -> list[Tensor]:
-    """The `count` likeliest classes of each input other than its label (or all that there are)."""
-    others = logits.scatter(1, labels[:, None], -torch.inf).argsort(1, descending=True)
-    return list(others[:, : min(count, logits.shape[1] - 1)].T)
+def likeliest(logits: Tensor, labels: Tensor, count: int | None = None) -> list[Tensor]:
+    """The `count` likeliest classes of each input other than its label; if not given, at most nine."""
+    others = logits.shape[1] - 1
+    if count is not None and count > others:
+        raise ValueError(f"expected at most {others} targets, one for each other class, got {count}")
+    ranked = logits.scatter(1, labels[:, None], -torch.inf).argsort(1, descending=True)
+    return list(ranked[:, : min(TARGETS, others) if count is None else count].T)
 
 
 def random_start(inputs: Tensor, *, eps: float, norm: str, random: torch.Generator) -> Tensor:

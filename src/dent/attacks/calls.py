@@ -44,10 +44,18 @@ class Calls:
     draws: how often a random model is asked for one answer, the mean of all (expectation over
     transformations, Athalye et al., 2018). They go into one call where inputs do not depend on one
     another (`joint=False`) and the model draws for each input anew.
+    mask: whose losses are climbed, in a joint batch. The others may have a gradient to the masked inputs
+    too, where all share statistics or parameters, but it is not what the adversary wants.
     """
 
     def __init__(
-        self, model: Model, *, through: View | None = None, draws: int = 1, joint: bool = False
+        self,
+        model: Model,
+        *,
+        through: View | None = None,
+        draws: int = 1,
+        joint: bool = False,
+        mask: Tensor | None = None,
     ) -> None:
         check_draws(draws, through is not None)
         self.model = model
@@ -55,6 +63,7 @@ class Calls:
         self.draws = draws
         self.queries = 0
         self.gradients = 0
+        self.mask = mask if joint else None
         self._answered = False
         self._in_one_call = False if joint or draws == 1 else None
 
@@ -71,7 +80,8 @@ class Calls:
             # One backward after each answer, so that no more than one graph is alive.
             for answers in self._viewed(points) if self.through else self._drawn(points):
                 values = torch.stack([loss(logits) for logits in answers])
-                gradient = _gradient(values.sum() / len(values), points)
+                climbed = values if self.mask is None else values[:, self.mask]
+                gradient = _gradient(climbed.sum() / len(values), points)
                 self.gradients += values.numel()
                 parts.append((values.detach(), gradient, answers.detach()))
         losses, gradients, logits = zip(*parts, strict=True)
@@ -127,7 +137,7 @@ def _gradient(value: Tensor, points: Tensor) -> Tensor:
     (gradient,) = torch.autograd.grad(value, points, allow_unused=True)
     if gradient is None:
         return torch.zeros_like(points)
-    return gradient.nan_to_num_(0, 0, 0)
+    return gradient.nan_to_num(0, 0, 0)
 
 
 def succeeds(logits: Tensor, labels: Tensor, towards: Tensor | None = None) -> Tensor:

@@ -83,7 +83,7 @@ def check_answer(logits: object, points: Tensor, *, first: bool) -> None:
         raise ValueError(
             f"expected finite logits, got NaN or infinity for {count} of {len(points)} inputs"
         )
-    if first and looks_like_probabilities(logits):
+    if first and len(logits) and looks_like_probabilities(logits):
         raise ValueError(
             "expected logits, got probabilities (rows in [0, 1] that sum to 1), through which gradients "
             "vanish; return what goes into the softmax, or the logarithm of what comes out"

@@ -20,17 +20,19 @@ def begin(
     towards: Tensor | None = None,
     through: View | None = None,
     draws: int = 1,
-    joint: bool = False,
+    joint: bool | None = None,
     mask: Tensor | None = None,
     **numbers: float | None,
 ) -> tuple[Calls, Found, Tensor]:
     """How every attack begins: checks, and the natural inputs are asked for; with their logits.
 
-    What is broken without an attack is found already.
+    What is broken without an attack is found already. Whether the batch is kept together (`joint`) is
+    what the model says of itself, if it is not given.
     """
     check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, towards=towards, **numbers)
     inputs, labels = inputs.detach(), labels.long()
-    calls = Calls(model, through=through, draws=draws, joint=joint)
+    joint = depends_on_batch(model) if joint is None else joint
+    calls = Calls(model, through=through, draws=draws, joint=joint, mask=mask)
     found = Found(inputs, labels, towards=towards, joint=joint, mask=mask)
     logits = calls.logits(inputs)
     for classes in (labels, towards):
@@ -44,6 +46,11 @@ def begin(
         succeeds(logits, labels, towards),
     )
     return calls, found, logits
+
+
+def depends_on_batch(model: Model) -> bool:
+    """Whether the model says that it does (as `dent.Dent` tells by `independent`)."""
+    return not getattr(model, "independent", True)
 
 
 class Found:
@@ -68,7 +75,8 @@ class Found:
         self.joint = joint
         self.mask = torch.ones(n, dtype=torch.bool, device=device) if mask is None else mask
         self.points = inputs.clone()
-        self.values = torch.full((n,), -torch.inf, device=device)
+        precision = torch.promote_types(inputs.dtype, torch.float32)
+        self.values = torch.full((n,), -torch.inf, dtype=precision, device=device)
         self.broken = torch.zeros(n, dtype=torch.bool, device=device)
         self.batch: Tensor | None = None
         self.batch_broken = -1
@@ -86,7 +94,7 @@ class Found:
 
     def keep(self, at: Tensor, points: Tensor, values: Tensor, broken: Tensor) -> Tensor:
         """`update` where the loss and what is broken are known already."""
-        values = values.float()
+        values = values.to(self.values.dtype)
         before, best = self.broken[at], self.values[at]
         better = self.mask[at] & ((broken & ~before) | ((broken == before) & (values > best)))
         chosen = at[better]

@@ -21,6 +21,8 @@ def lengths(differences: Tensor, norm: str) -> Tensor:
     5.0
     """
     axes = list(range(1, differences.dim()))
+    if norm == "linf":
+        return differences.abs().amax(axes, keepdim=True)  # vector_norm is ten times slower at that
     length: Tensor = torch.linalg.vector_norm(differences, NORMS[norm], dim=axes, keepdim=True)
     return length
 

@@ -31,7 +31,7 @@ def pgd(
     towards: Tensor | None = None,
     draws: int = 1,
     through: View | None = None,
-    joint: bool = False,
+    joint: bool | None = None,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:

@@ -1,0 +1,162 @@
+"""How long attacks take: beside the reference on static models, and over the least on a defended one.
+
+    python benchmarks/attacks.py [static] [defended] [--n 256] [--json FILE]
+
+`static`: standard AutoAttack by dent and by `pyautoattack`, on the same images in turns, batch by batch,
+on an adversarially trained and on a nominal model; with how many verdicts agree, and how much of dent's
+time is spent around the model. `defended`: the time of an APGD iteration against a defended model, over
+that of a defended forward and one backward through its prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import environment  # noqa: F401
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dent
+from dent.attacks.calls import Calls
+from dent.report.terminal import progress_bar, show_table
+
+BATCH = 128
+STATIC = {"resnet20-at": (8 / 255, 2.0), "resnet20-nominal": (8 / 255, 5.0)}
+DEFENDED: dict[str, dict[str, Any]] = {"dent": {"steps": 10}, "dent+": {}}
+AROUND, OVERHEAD = 5.0, 1.1
+
+
+@contextmanager
+def timed_calls() -> Iterator[dict[str, list[float]]]:
+    """The seconds of all calls that attacks make: forwards alone (`logits`) and with backward."""
+    seconds: dict[str, list[float]] = {"logits": [], "ascent": []}
+    before = {name: getattr(Calls, name) for name in seconds}
+
+    def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            answer = method(*arguments)
+            seconds[name].append(time.perf_counter() - started)
+            return answer
+
+        return call
+
+    for name, method in before.items():
+        setattr(Calls, name, timed(name, method))
+    try:
+        yield seconds
+    finally:
+        for name, method in before.items():
+            setattr(Calls, name, method)
+
+
+def attacked(engine: str, name: str, inputs: Tensor, labels: Tensor, eps: float) -> dict[str, Any]:
+    model = dent.load_model(name)
+    with timed_calls() as calls:
+        started = time.perf_counter()
+        run = dent.attacks.autoattack(model, inputs, labels, eps=eps, engine=engine, seed=0)
+        total = time.perf_counter() - started
+    return {"seconds": total, "model": sum(map(sum, calls.values())), "broken": run.broken}
+
+
+def static(n: int) -> list[dict[str, Any]]:
+    inputs, labels = dent.load_data("cifar10", n=n)
+    batches = list(zip(inputs.split(BATCH), labels.split(BATCH), strict=True))
+    rows = []
+    with progress_bar("standard AutoAttack") as move:
+        for number, (name, (eps, target)) in enumerate(STATIC.items()):
+            runs: dict[str, list[dict[str, Any]]] = {"dent": [], "reference": []}
+            for index, (images, truth) in enumerate(batches):
+                for engine in list(runs)[:: 1 if index % 2 else -1]:
+                    done = (number * len(batches) + index) * 2 + (engine == "reference")
+                    move(done, 2 * len(batches) * len(STATIC), f"{name}, {engine}")
+                    runs[engine].append(attacked(engine, name, images, truth, eps))
+            seconds = {engine: sum(run["seconds"] for run in some) for engine, some in runs.items()}
+            ours, theirs = (torch.cat([run["broken"] for run in some]) for some in runs.values())
+            inside = sum(run["model"] for run in runs["dent"])
+            rows.append(
+                {
+                    "model": name,
+                    "eps": f"{eps * 255:g}/255",
+                    "n": n,
+                    "reference s": round(seconds["reference"], 1),
+                    "dent s": round(seconds["dent"], 1),
+                    "times faster": round(seconds["reference"] / seconds["dent"], 2),
+                    "target": f">= {target:g}",
+                    "standing, reference %": round(100 * float((~theirs).float().mean()), 1),
+                    "standing, dent %": round(100 * float((~ours).float().mean()), 1),
+                    "same verdict %": round(100 * float((ours == theirs).float().mean()), 1),
+                    "around the model %": round(100 * (1 - inside / seconds["dent"]), 1),
+                }
+            )
+    return rows
+
+
+def defended(rounds: int = 5, steps: int = 5) -> list[dict[str, Any]]:
+    inputs, labels = dent.load_data("cifar10", n=BATCH)
+    rows = []
+    with progress_bar("APGD on defended models") as move:
+        for number, (preset, settings) in enumerate(DEFENDED.items()):
+            model = dent.defend(dent.load_model("resnet20-at"), preset, **settings)
+            least, attack, around = [], [], []
+            for round_ in range(rounds + 1):
+                move(number * (rounds + 1) + round_, len(DEFENDED) * (rounds + 1), preset)
+                started = time.perf_counter()
+                points = inputs.clone().requires_grad_()
+                torch.autograd.grad(F.cross_entropy(model(points), labels, reduction="sum"), points)
+                between = time.perf_counter()
+                with timed_calls() as calls:
+                    dent.attacks.apgd(model, inputs, labels, eps=8 / 255, steps=steps, joint=True)
+                ended = time.perf_counter()
+                if round_:  # the first warms up
+                    least.append(between - started)
+                    # The start and the steps; scoring the natural and the final batch apart.
+                    scoring, climbing = map(sum, calls.values())
+                    attack.append((ended - between - scoring) / (steps + 1))
+                    around.append(1 - (scoring + climbing) / (ended - between))
+            ratio = median(attack) / median(least)
+            rows.append(
+                {
+                    "defence": preset,
+                    "forward and backward ms": round(1e3 * median(least)),
+                    "attack iteration ms": round(1e3 * median(attack)),
+                    "ratio": round(ratio, 3),
+                    "target": f"<= {OVERHEAD}",
+                    "around the model %": round(100 * median(around), 1),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", nargs="*", choices=("static", "defended", []))
+    parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    what = given.what or ["static", "defended"]
+    results: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    measures: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
+        "defended": (defended, f"APGD on resnet20-at with a defence, batch {BATCH}"),
+        "static": (lambda: static(given.n), f"Standard AutoAttack, Linf, batches of {BATCH}"),
+    }
+    for name, (measure, title) in measures.items():
+        if name in what:
+            results[name] = measure()
+            numbers = [key for key, value in results[name][0].items() if not isinstance(value, str)]
+            show_table(results[name], right=numbers, title=title)
+    print(f"Around the model must stay under {AROUND:g} %.")
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

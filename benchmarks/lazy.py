@@ -1,0 +1,88 @@
+"""What lazy attacks cost and lose: adapting the defence at every r-th step of APGD only.
+
+    python benchmarks/lazy.py [--n 256] [--steps 100] [--json FILE]
+
+On classifiers that others trained (see third_party.py) with the defences that suit them. All values of r
+run in turns on each batch; what is submitted is scored on the whole defence. Robust accuracy should not
+be higher than with r = 1 by more than a point, and r = 5 at least three times as fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import environment  # noqa: F401
+import third_party
+
+import dent
+from dent.attacks.adaptive import lazy
+from dent.report.terminal import progress_bar, show_table
+
+BATCH = 128
+EVERY = (1, 5, 10)
+# The model, the radius over 255, and the defence.
+CELLS: list[tuple[str, float, str, dict[str, Any]]] = [
+    ("2b2 (eth-sri)", 8, "dent+", {}),
+    ("2b2 (eth-sri)", 8, "dent", {"steps": 10}),
+    ("2b2 (eth-sri)", 8, "dent", {"steps": 30}),
+    ("resnet20 (akamaster)", 1.5, "dent-nominal", {}),
+]
+
+
+def measure(
+    cell: tuple[str, float, str, dict[str, Any]], n: int, steps: int, move: Any
+) -> dict[str, Any]:
+    name, eps, preset, settings = cell
+    model = dent.defend(third_party.MODELS[name](), preset, **settings)
+    inputs, labels = dent.load_data("cifar10", n=n)
+    seconds, standing = dict.fromkeys(EVERY, 0.0), dict.fromkeys(EVERY, 0)
+    model(inputs[:BATCH])  # warm up
+    for number, (images, truth) in enumerate(zip(inputs.split(BATCH), labels.split(BATCH), strict=True)):
+        for every in EVERY[:: -1 if number % 2 else 1]:
+            move(every)
+            started = time.perf_counter()
+            result = lazy(model, images, truth, every=every, eps=eps / 255, steps=steps)
+            seconds[every] += time.perf_counter() - started
+            standing[every] += int((~result.success).sum())
+    row: dict[str, Any] = {
+        "model": name,
+        "eps": f"{eps:g}/255",
+        "defence": f"{preset}, {model.settings.steps} updates",
+        "n": n,
+    }
+    for every in EVERY:
+        row[f"r={every}, accuracy %"] = round(100 * standing[every] / n, 1)
+    for every in EVERY:
+        row[f"r={every}, s"] = round(seconds[every], 1)
+    return row | {"r=5 times faster": round(seconds[1] / seconds[5], 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows = []
+    with progress_bar("lazy APGD") as move:
+        for number, cell in enumerate(CELLS):
+            rows.append(
+                measure(
+                    cell,
+                    given.n,
+                    given.steps,
+                    lambda every, at=number, name=cell[2]: move(at, len(CELLS), f"{name}, r={every}"),
+                )
+            )
+    right = [key for key, value in rows[0].items() if not isinstance(value, str)]
+    show_table(rows, right=right, title=f"APGD, {given.steps} steps, batches of {BATCH}")
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Mixed batches (the paper's section 4.4): adversarial inputs in the company of natural ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dent.attacks.adaptive.climb import Itself, climb
+from dent.attacks.adaptive.protocol import GradientAttack, MakeView
+from dent.attacks.adaptive.submission import PartResult, joined, rows_of
+from dent.attacks.apgd import apgd
+from dent.attacks.calls import Model
+from dent.attacks.checks import check_attack
+from dent.attacks.result import AttackResult
+from dent.seeds import generator
+
+
+def draw_mask(count: int, share: float, *, seed: int = 0) -> Tensor:
+    """Which of `count` inputs are the adversary's, (count,): a share of them, but one at least.
+
+    >>> draw_mask(16, 0.25).sum().item(), draw_mask(16, 0.01).sum().item()
+    (4, 1)
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"expected a share in (0, 1], got {share}")
+    chosen = torch.randperm(count, generator=generator(seed))[: max(round(share * count), 1)]
+    return torch.zeros(count, dtype=torch.bool).index_fill(0, chosen, True)
+
+
+def mixing(
+    model: Model,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    share: float,
+    eps: float,
+    norm: str = "linf",
+    attack: GradientAttack = apgd,
+    through: MakeView = Itself,
+    seed: int = 0,
+    **settings: Any,
+) -> PartResult:
+    """Attack a share of the batch, drawn by the seed; the rest stays natural and does not count.
+
+    through: climb this view of the model, made anew from it; `Unrolled`, say.
+    settings: of the attack.
+    """
+    mask = draw_mask(len(inputs), share, seed=seed).to(inputs.device)
+    result = climb(
+        attack, model, through(model), inputs, labels,
+        eps=eps, norm=norm, mask=mask, seed=seed, **settings,
+    )  # fmt: skip
+    return PartResult(**vars(result), part=mask)
+
+
+def one_among(
+    model: Model,
+    inputs: Tensor,
+    labels: Tensor,
+    pool: Tensor,
+    *,
+    eps: float,
+    norm: str = "linf",
+    companions: int = 15,
+    attack: GradientAttack = apgd,
+    through: MakeView = Itself,
+    seed: int = 0,
+    **settings: Any,
+) -> AttackResult:
+    """Attack every input in a batch of its own, the first among natural `companions`.
+
+    The result has a row for each input, as it was answered in its batch; `draw_companions` gives the
+    others of that batch. The settings are those of `mixing`.
+
+    pool: natural inputs that the companions are drawn from, the test set in the paper.
+    """
+    check_attack(inputs, labels, eps=eps, norm=norm)
+    results = []
+    for index, (image, label) in enumerate(zip(inputs, labels, strict=True)):
+        others = draw_companions(image, pool, companions, seed=seed, index=index)
+        batch = torch.cat([image[None], others])
+        first = torch.arange(len(batch), device=batch.device) == 0
+        # The companions' labels are not known, and of no importance: their losses are not climbed.
+        result = climb(
+            attack, model, through(model), batch, label.expand(len(batch)),
+            eps=eps, norm=norm, mask=first, seed=generator(seed, index).initial_seed(), **settings,
+        )  # fmt: skip
+        results.append(rows_of(result, first))
+    return joined(results)
+
+
+def draw_companions(image: Tensor, pool: Tensor, count: int, *, seed: int, index: int) -> Tensor:
+    """The natural inputs that come with input number `index`, (count, ...); never the input itself."""
+    if pool.shape[1:] != image.shape:
+        raise ValueError(f"expected a pool of inputs {tuple(image.shape)}, got {tuple(pool.shape[1:])}")
+    others = (pool != image).flatten(1).any(1).nonzero().squeeze(1)
+    if not 0 <= count <= len(others):
+        raise ValueError(
+            f"expected 0 to {len(others)} companions (the pool has no more other inputs), got {count}"
+        )
+    chosen = torch.randperm(len(others), generator=generator(seed, index))[:count]
+    return pool[others[chosen.to(others.device)]]

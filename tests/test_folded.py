@@ -1,0 +1,84 @@
+"""The folded model answers as the model does, and the model is not touched."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from nets import Shared, Viewing, randomized, small
+from torch import Tensor, nn
+
+import dent
+from dent.attacks.folded import _Folded, folded
+from dent.models import MODELS, build
+
+
+def layers(model: object, kind: type[nn.Module]) -> int:
+    net = model.net if isinstance(model, _Folded) else model
+    assert isinstance(net, nn.Module)
+    return sum(isinstance(part, kind) for part in net.modules())
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "wrn" not in name and "50" not in name][:8])
+def test_the_same_answers_and_gradients(name: str) -> None:
+    net = randomized(build(name))
+    before = copy.deepcopy(net.state_dict())
+    inputs = torch.rand(3, 3, 32, 32, dtype=torch.double)
+    faster = folded(net, inputs)
+    assert isinstance(faster, _Folded)
+    expected = net(inputs)
+    torch.testing.assert_close(faster(inputs), expected)
+    inputs.requires_grad_()
+    ours, theirs = (
+        torch.autograd.grad(call(inputs).logsumexp(1).sum(), inputs)[0] for call in (faster, net)
+    )
+    torch.testing.assert_close(ours, theirs)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_the_shipped_model_has_no_normalization_left() -> None:
+    net, (inputs, _) = dent.load_model("resnet20-at"), dent.load_data("cifar10", n=2)
+    faster = folded(net, inputs)
+    assert layers(net, nn.BatchNorm2d) == 19
+    assert layers(faster, nn.BatchNorm2d) == 0
+
+
+def test_a_layer_that_is_called_twice_is_left_alone() -> None:
+    net, inputs = randomized(Shared()), torch.rand(3, 3, 8, 8, dtype=torch.double)
+    faster = folded(net, inputs)
+    torch.testing.assert_close(faster(inputs), net(inputs))
+    assert layers(faster, nn.BatchNorm2d) == layers(net, nn.BatchNorm2d)
+
+
+class Branching(nn.Module):
+    """The output of the convolution goes two ways: folding would change one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.linear = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = self.conv(inputs)
+        total: Tensor = self.linear((self.norm(features) + features).mean((2, 3)))
+        return total
+
+
+def test_what_cannot_be_folded_is_the_model_itself() -> None:
+    inputs = torch.rand(3, 3, 8, 8, dtype=torch.double)
+    branching = randomized(Branching())
+    faster = folded(branching, inputs)
+    torch.testing.assert_close(faster(inputs), branching(inputs))
+    assert layers(faster, nn.BatchNorm2d) == 1
+    training = small(nn.BatchNorm2d(8)).double().train()
+    assert folded(training, inputs) is training
+    function = lambda points: branching(points)  # noqa: E731
+    assert folded(function, inputs) is function
+
+
+def test_a_model_that_flattens_by_view_keeps_its_layout() -> None:
+    net, inputs = randomized(Viewing()), torch.rand(3, 3, 12, 12, dtype=torch.double)
+    faster = folded(net, inputs)
+    torch.testing.assert_close(faster(inputs), net(inputs))
+    assert layers(faster, nn.BatchNorm2d) == 0
