@@ -168,22 +168,6 @@ def test_broken_inputs_leave_and_calls_stay_small(task: tuple[nn.Module, Tensor,
     assert alone.queries < (8 - int(alone.success.sum())) * 150 + 8 * 60
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-def test_queries_that_are_passed_over_are_those_that_change_nothing(channels: int) -> None:
-    images = torch.rand(4, channels, 6, 9)
-    ours = PROPOSALS["linf"](images, eps=0.3, norm="linf", share=0.1, queries=300, seeds=(0,))
-    points, at = ours.start(), torch.arange(4)
-    for number in range(0, 300, 7):
-        query = torch.arange(number, min(number + 40, 300)).expand(4, -1)
-        ahead = ours.propose(at.repeat_interleave(query.shape[1]), query.flatten(), points)
-        same = (ahead.view(4, -1, *images.shape[1:]) == points[:, None]).flatten(2).all(2)
-        assert torch.equal(ours.idle(at, query), same)
-        points = ours.propose(at, query[:, 0], points)
-        ours.moved(at, points)
-    assert same.any()
-    assert not same.all()
-
-
 def test_the_schedule_is_that_of_the_reference() -> None:
     theirs = SquareAttack(None, p_init=0.7, resc_schedule=False)
     assert schedule(9000, 0.7).tolist() == [theirs.p_selection(number) for number in range(9000)]

@@ -81,7 +81,7 @@ class Calls:
             for answers in self._viewed(points) if self.through else self._drawn(points):
                 values = torch.stack([loss(logits) for logits in answers])
                 climbed = values if self.mask is None else values[:, self.mask]
-                gradient = _gradient(climbed.sum() / len(values), points)
+                gradient = gradient_of(climbed.sum() / len(values), points)
                 self.gradients += values.numel()
                 parts.append((values.detach(), gradient, answers.detach()))
         losses, gradients, logits = zip(*parts, strict=True)
@@ -130,14 +130,12 @@ class Calls:
         return not torch.equal(first, second)
 
 
-def _gradient(value: Tensor, points: Tensor) -> Tensor:
-    """Of the value; zero where the model gives none (the findings of a suite speak of that)."""
-    if not value.requires_grad:
-        return torch.zeros_like(points)
-    (gradient,) = torch.autograd.grad(value, points, allow_unused=True)
-    if gradient is None:
-        return torch.zeros_like(points)
-    return gradient.nan_to_num(0, 0, 0)
+def gradient_of(value: Tensor, points: Tensor, *, keep_graph: bool = False) -> Tensor:
+    """The gradient; zero where the model gives none (the findings of a suite speak of that)."""
+    gradient = None
+    if value.requires_grad:
+        (gradient,) = torch.autograd.grad(value, points, retain_graph=keep_graph, allow_unused=True)
+    return torch.zeros_like(points) if gradient is None else gradient.nan_to_num(0, 0, 0)
 
 
 def succeeds(logits: Tensor, labels: Tensor, towards: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dent.attacks.calls import Calls
+from dent.attacks.calls import Calls, gradient_of
 from dent.attacks.checks import check_answer
 from dent.attacks.norms import lengths, like
 
@@ -62,18 +62,11 @@ class Look:
         """One after the other, as the gradients of all at once may not fit."""
         for number, gap in enumerate(gaps.unbind(1), 1):
             total = (gap if self.calls.mask is None else gap[self.calls.mask]).sum()
-            yield Plane(gap.detach().clone(), self._gradient(total, last=number == gaps.shape[1]))
+            yield Plane(gap.detach().clone(), self.gradient(total, last=number == gaps.shape[1]))
 
-    def _gradient(self, total: Tensor, *, last: bool) -> Tensor:
-        gradient = None
-        if total.requires_grad:
-            (gradient,) = torch.autograd.grad(
-                total, self.points, retain_graph=not last, allow_unused=True
-            )
+    def gradient(self, total: Tensor, *, last: bool) -> Tensor:
         self.calls.gradients += len(self.points)
-        if gradient is None:  # the model gives none
-            gradient = torch.zeros_like(self.points)
-        return gradient.nan_to_num(0, 0, 0)[self.rows]
+        return gradient_of(total, self.points, keep_graph=not last)[self.rows]
 
 
 def _nearer(norm: str, one: Plane, other: Plane) -> Plane:

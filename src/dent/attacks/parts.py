@@ -48,7 +48,8 @@ class _InParts(torch.autograd.Function):
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         def back(part: tuple[Tensor, Tensor, Tensor]) -> Tensor:
             points, logits, gradient = part
-            (answer,) = torch.autograd.grad(logits, points, gradient)
+            # The graph is kept as long as this function's own: it may be gone through again.
+            (answer,) = torch.autograd.grad(logits, points, gradient, retain_graph=True)
             return answer
 
         sizes = [len(points) for points, _ in context.asked]

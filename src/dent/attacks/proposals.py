@@ -50,10 +50,18 @@ def _half(height: int, width: int, norm: str) -> Tensor:
 
 
 class Window:
-    """A square in each row's image, of its own size and place, within a window of the largest size."""
+    """A square in each row's image, of its own size and place, within a window of the largest size.
+
+    Where all rows are at the same query, and so at the same square, it is a slice.
+    """
 
     def __init__(self, corner: Tensor, size: Tensor, sides: Sequence[int]) -> None:
         self.side = int(size.max())
+        self.slices: tuple[slice, slice] | None = None
+        if bool((corner == corner[0]).all()) and bool((size == self.side).all()):
+            corner, size = corner[:1], size[:1]
+            top, left = corner[0].tolist()
+            self.slices = slice(top, top + self.side), slice(left, left + self.side)
         most = torch.tensor(sides, device=size.device) - self.side
         pixel = corner.minimum(most)[..., None] + torch.arange(self.side, device=size.device)
         place = pixel - corner[..., None]  # rows and columns as counted from the square's corner
@@ -63,6 +71,9 @@ class Window:
 
     def read(self, images: Tensor, at: Tensor | None = None) -> Tensor:
         """The windows (rows, C, side, side) of images: the rows' own, or those `at` an index."""
+        if self.slices:
+            part = images[..., *self.slices]
+            return part if at is None else part.index_select(0, at)
         rows, channels = len(self.index), images.shape[1]
         at = torch.arange(rows, device=images.device) if at is None else at
         image = at[:, None] * channels + torch.arange(channels, device=images.device)
@@ -71,6 +82,9 @@ class Window:
 
     def write(self, images: Tensor, values: Tensor | float) -> None:
         """Put values into the squares of the rows' images, in place."""
+        if self.slices:
+            images[..., *self.slices] = values
+            return
         values = torch.where(self.inside, values, self.read(images)).flatten(2)
         images.view(*images.shape[:2], -1).scatter_(2, self.index.expand_as(values), values)
 
@@ -109,13 +123,6 @@ class Proposals:
         """What queries propose, a row for each: that of the input `at` from its place in `points`."""
         raise NotImplementedError
 
-    def idle(self, at: Tensor, query: Tensor) -> Tensor:
-        """Which of the queries (n, k) of the inputs `at` (n,) are known to change nothing."""
-        return torch.zeros_like(query, dtype=torch.bool)
-
-    def moved(self, at: Tensor, points: Tensor) -> None:
-        """Take in where inputs went."""
-
     def _draw(self) -> None:
         """The tables other than those of squares."""
         raise NotImplementedError
@@ -143,38 +150,16 @@ class Squares(Proposals):
     """
 
     def _draw(self) -> None:
-        n, channels = self.inputs.shape[:2]
-        self.signs = self._signs(1, self.queries, channels)
-        # How many values above and to the left of a corner are at their upper ends.
-        corners = (n, channels, *(side + 1 for side in self.sides))
-        self.above = torch.zeros(corners, dtype=torch.int, device=self.inputs.device)
+        self.signs = self._signs(1, self.queries, self.inputs.shape[1])
 
     def start(self) -> Tensor:
         n, channels, _, width = self.inputs.shape
-        points = self._end(self.inputs, self._signs(2, n, channels, 1, width))
-        self.moved(torch.arange(n, device=points.device), points)
-        return points
+        return self._end(self.inputs, self._signs(2, n, channels, 1, width))
 
     def propose(self, at: Tensor, query: Tensor, points: Tensor) -> Tensor:
         ahead, window = points.index_select(0, at), self._window(query, 0)
         window.write(ahead, self._end(window.read(self.inputs, at), self.signs[query, :, None, None]))
         return ahead
-
-    def idle(self, at: Tensor, query: Tensor) -> Tensor:
-        """Where each channel of the square is at its end already."""
-        (top, left), size = self.corner[query, 0, :, None].unbind(2), self.size[query, None]
-        channel = torch.arange(self.inputs.shape[1], device=at.device)
-
-        def above(row: Tensor, column: Tensor) -> Tensor:
-            return self.above[at[:, None, None], channel, row, column]
-
-        upper = above(top + size, left + size) + above(top, left)
-        upper -= above(top + size, left) + above(top, left + size)
-        return (upper == (self.signs[query] > 0) * size**2).all(2)
-
-    def moved(self, at: Tensor, points: Tensor) -> None:
-        upper = points == self._end(self.inputs.index_select(0, at), at.new_ones(()))
-        self.above[at, :, 1:, 1:] = upper.cumsum(2, dtype=torch.int).cumsum(3, dtype=torch.int)
 
     def _end(self, inputs: Tensor, signs: Tensor) -> Tensor:
         return (inputs + self.eps * signs.to(inputs.dtype)).clamp(0, 1)

@@ -41,9 +41,8 @@ def square(
     """Change one random square after the other, and keep each change that lowers the margin.
 
     The squares begin with the `share` of the image's area, and get smaller. Where an input's output does
-    not depend on the others, broken inputs leave, and queries that would change nothing are passed over;
-    with `joint=True` every query is a submission of the whole batch. Inputs that were not broken end at
-    their point of lowest margin.
+    not depend on the others, broken inputs leave; with `joint=True` every query is a submission of the
+    whole batch. Inputs that were not broken end at their point of lowest margin.
 
     queries: proposals for each input, after the start.
     rows: so many inputs in one call make good use of the device; if not given, 64 on a CPU and 512
@@ -86,37 +85,21 @@ def walk(calls: Calls, found: Found, proposals: Proposals, *, rows: int) -> None
     accepted, tried = 1.0, 1.0
     while len(at := found.open()) and len(at := at[made[at] < proposals.queries]):
         block = block_size(rows, len(at), accepted / tried)
-        query, chosen, passed = plan(proposals, at, made[at], block)
-        row, column = chosen.nonzero(as_tuple=True)
-        if len(row):
-            asked = at[row]
-            ahead = proposals.propose(asked, query[row, column], points)
-            value, broken = ask(calls, found, asked, ahead)
-            better = broken | (value > values[asked])
-            none = torch.full_like(at, query.shape[1])
-            first = none.scatter_reduce(0, row[better], column[better], "amin")
-            passed = passed.minimum(first + 1)
-            taken = (better & (column == first[row])).nonzero().squeeze(1)  # one of an input, at most
+        query = made[at, None] + torch.arange(block, device=at.device)
+        row, column = (query < proposals.queries).nonzero(as_tuple=True)
+        asked = at[row]
+        ahead = proposals.propose(asked, query[row, column], points)
+        value, broken = ask(calls, found, asked, ahead)
+        better = broken | (value > values[asked])
+        first = torch.full_like(at, block).scatter_reduce(0, row[better], column[better], "amin")
+        taken = (better & (column == first[row])).nonzero().squeeze(1)  # one of an input, at most
+        if len(taken):
             who, ahead, value = asked[taken], ahead[taken], value[taken]
             points[who], values[who] = ahead, value
-            proposals.moved(who, ahead)
             found.keep(who, ahead, value, broken[taken])
-            accepted = MEMORY * accepted + len(who)
-            tried = MEMORY * tried + int((column <= first[row]).sum())
-        made[at] += passed
-
-
-def plan(proposals: Proposals, at: Tensor, made: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The next queries of each input (n, k), which (`block`) to ask for, and how many that settles.
-
-    More are looked at than asked for, since some are idle.
-    """
-    query = made[:, None] + torch.arange(2 * block, device=at.device)
-    useful = query < proposals.queries
-    query = query.clamp(max=proposals.queries - 1)
-    useful &= ~proposals.idle(at, query)
-    within = useful.cumsum(1) <= block
-    return query, useful & within, within.sum(1)
+        accepted = MEMORY * accepted + len(taken)
+        tried = MEMORY * tried + int((column <= first[row]).sum())
+        made[at] += (first + 1).clamp(max=block)
 
 
 def block_size(rows: int, inputs: int, rate: float) -> int:
