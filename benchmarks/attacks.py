@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,47 +30,53 @@ from dent.attacks.calls import Calls
 from dent.attacks.hyperplane import Look
 from dent.report.terminal import progress_bar, show_table
 
+suite = sys.modules["dent.attacks.autoattack"]  # the module; the package has the function of that name
 BATCH = 128
 STATIC = {"resnet20-at": (8 / 255, 2.0), "resnet20-nominal": (8 / 255, 5.0)}
 DEFENDED: dict[str, dict[str, Any]] = {"dent": {"steps": 10}, "dent+": {}}
 AROUND, OVERHEAD = 5.0, 1.1
 
 
-# Where attacks ask a model: forwards alone, and forwards and backwards for a gradient.
-CALLS: dict[str, tuple[type, str]] = {
-    "logits": (Calls, "logits"),
-    "ascent": (Calls, "ascent"),
-    "look": (Look, "at"),
-    "slopes": (Look, "gradient"),
-}
+# Where a model is asked: by attacks, for logits or a gradient, and by the checks before them.
+CALLS: list[tuple[Any, str]] = [
+    (Calls, "logits"),
+    (Calls, "ascent"),
+    (Look, "at"),
+    (Look, "gradient"),
+    (suite, "known_findings"),
+    (suite, "folded"),
+]
 
 
 @contextmanager
 def timed_calls() -> Iterator[dict[str, float]]:
-    """The seconds that all calls of a model take, by what is asked for."""
-    seconds = dict.fromkeys(CALLS, 0.0)
-    before = {name: vars(owner)[method] for name, (owner, method) in CALLS.items()}
+    """The seconds of all calls of a model, by what is called; of nested ones, the outermost."""
+    seconds = dict.fromkeys((name for _, name in CALLS), 0.0)
+    before = [vars(owner)[name] for owner, name in CALLS]
+    depth = 0
 
     def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **settings: Any) -> Any:
+            nonlocal depth
+            depth += 1
             started = time.perf_counter()
-            answer = method(*arguments, **settings)
-            seconds[name] += time.perf_counter() - started
-            return answer
+            try:
+                return method(*arguments, **settings)
+            finally:
+                depth -= 1
+                seconds[name] += (time.perf_counter() - started) * (depth == 0)
 
         return call
 
-    for name, (owner, method) in CALLS.items():
-        plain = before[name]
-        if isinstance(plain, classmethod):
-            setattr(owner, method, classmethod(timed(name, plain.__func__)))
-        else:
-            setattr(owner, method, timed(name, plain))
+    for (owner, name), plain in zip(CALLS, before, strict=True):
+        bound = isinstance(plain, classmethod)
+        wrapped = timed(name, plain.__func__ if bound else plain)
+        setattr(owner, name, classmethod(wrapped) if bound else wrapped)
     try:
         yield seconds
     finally:
-        for name, (owner, method) in CALLS.items():
-            setattr(owner, method, before[name])
+        for (owner, name), plain in zip(CALLS, before, strict=True):
+            setattr(owner, name, plain)
 
 
 def attacked(engine: str, name: str, inputs: Tensor, labels: Tensor, eps: float) -> dict[str, Any]:

@@ -3,9 +3,10 @@
     python examples/demo.py [number of images]
 
 Uses the weights and the images that come with dent. It prints the accuracy of the static model and of
-its defences: on natural images, under an attack on the defended model itself (PGD, stale gradient), and
-on images made against the static model ("denying updates", section 4.4 of the paper). Then the worst of
-the two attacks for each image: the column to believe.
+its defences: on natural images; under an attack on the defended model itself (PGD, stale gradient); on
+images made against the static model ("denying updates", section 4.4 of the paper); and under an attack
+made for adaptation (the fixed point attack of Chen et al., 2022). Then the worst of the attacks for each
+image: the column to believe.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import dent
 from dent.intervals import wilson
 from dent.report.terminal import progress_bar, show_table
 
-BATCH, STEPS = 128, 10
+BATCH, STEPS, ROUNDS = 128, 10, 3
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,16 @@ def main(n: int) -> None:
             scores = []
             for images, truth in batches:
                 budget: dict[str, Any] = {"eps": cell.eps / 255, "steps": STEPS}
-                made_for = dent.attacks.pgd(model, images, truth, **budget)
-                made_before = dent.attacks.pgd(static, images, truth, **budget)
-                on_defence = ~made_for.success
-                on_static = correct(model, made_before.inputs, truth)
-                columns = [correct(model, images, truth), on_defence, on_static, on_defence & on_static]
-                scores.append(torch.stack(columns, 1))
-            names = ("natural", "attack on defence", "attack on static", "worst of both")
+                # The points of highest loss, of all images: these transfer best.
+                made_before = dent.attacks.pgd(static, images, truth, joint=True, **budget).inputs
+                attacked = [
+                    ~dent.attacks.pgd(model, images, truth, **budget).success,
+                    correct(model, made_before, truth),
+                    ~dent.attacks.adaptive.fpa(model, images, truth, rounds=ROUNDS, **budget).success,
+                ]
+                worst = torch.stack(attacked).all(0)
+                scores.append(torch.stack([correct(model, images, truth), *attacked, worst], 1))
+            names = ("natural", "on defence", "on static", "for adaptation", "worst case")
             counts = torch.cat(scores).sum(0).tolist()
             figures = {name: f"{100 * count / n:.1f}" for name, count in zip(names, counts, strict=True)}
             low, high = (100 * bound for bound in wilson(counts[-1], n))

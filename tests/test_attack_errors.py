@@ -106,6 +106,7 @@ def test_more_targets_than_classes(attack: Callable[..., AttackResult], net: nn.
         ({"attacks": []}, "expected one attack or more of: apgd-ce"),
         ({"engine": "theirs"}, "unknown engine 'theirs'"),
         ({"joint": True, "batch_size": 2}, "batch_size splits the batch that a joint attack keeps"),
+        ({"batch_size": 0}, "expected batch_size >= 1, got 0"),
         ({"steps": -1}, "expected steps >= 0"),
         ({"queries": -1}, "expected queries >= 0"),
         ({"engine": "reference", "mask": LABELS > 0}, "the reference knows no mask"),
@@ -121,3 +122,12 @@ def test_an_empty_batch_has_an_empty_result(attack: Callable[..., AttackResult],
     result = attack(net, INPUTS[:0], LABELS[:0], eps=0.1)
     assert result.inputs.shape == (0, 3, 6, 6)
     assert result.success.shape == (0,)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=list(ATTACKS))
+def test_a_model_in_training_mode_is_refused(attack: Callable[..., AttackResult]) -> None:
+    net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(108, 5))
+    with pytest.raises(ValueError, match=r"in training mode; call model.eval\(\)"):
+        attack(net, INPUTS, LABELS, eps=0.1)
+    statistics = net.get_buffer("0.running_mean")
+    assert torch.equal(statistics, torch.zeros(3))

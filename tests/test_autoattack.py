@@ -67,6 +67,7 @@ def test_the_batch_size_bounds_what_is_asked_at_once(task: tuple[nn.Module, Tens
 
     whole = autoattack(net, inputs, labels, eps=8 / 255, attacks=["apgd-ce"], **QUICK)
     parts = autoattack(watched, inputs, labels, eps=8 / 255, attacks=["apgd-ce"], batch_size=5, **QUICK)
+    assert max(asked) == 5
     assert int((whole.broken != parts.broken).sum()) <= 1  # other starts
     again = autoattack(net, inputs, labels, eps=8 / 255, attacks=["apgd-ce"], batch_size=5, **QUICK)
     assert torch.equal(parts.broken, again.broken)

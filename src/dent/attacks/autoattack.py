@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from dent.attacks import findings
 from dent.attacks.apgd import apgd, apgd_targeted
 from dent.attacks.calls import Model, succeeds
-from dent.attacks.checks import check_answer, check_attack, check_labels
+from dent.attacks.checks import check_answer, check_attack, check_labels, check_model
 from dent.attacks.fab import fab, fab_targeted
 from dent.attacks.folded import folded
 from dent.attacks.found import begin, depends_on_batch
@@ -72,7 +73,7 @@ def autoattack(
     is attacked as it is, by every attack, with all of the batch.
 
     steps: of each run of a gradient attack. queries: of Square.
-    batch_size: how many inputs are attacked at a time, if not all; has no meaning with `joint`.
+    batch_size: how many inputs are attacked at a time, if not all; of no meaning with `joint`.
     engine: "reference" runs `pyautoattack` instead, re-batching and all.
     watch: called with (attacks done, attacks, text) before each attack, for progress.
 
@@ -85,50 +86,111 @@ def autoattack(
     """
     chosen = suite(version, norm, attacks)
     joint = depends_on_batch(model) if joint is None else joint
-    if joint and batch_size is not None:
-        raise ValueError("batch_size splits the batch that a joint attack keeps together; leave it out")
+    if batch_size is not None and (joint or batch_size < 1):
+        raise ValueError(
+            "batch_size splits the batch that a joint attack keeps together; leave it out"
+            if joint
+            else f"expected batch_size >= 1, got {batch_size}"
+        )
     lookup("engine", engine, dict.fromkeys(("dent", "reference")))
+    check_model(model)
     check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, steps=steps, queries=queries)
-    seen = known_findings(model, inputs, labels, random=version == "rand")
+    size = batch_size or max(len(inputs), 1)
     if engine == "reference":
         if mask is not None or watch is not None:
             raise ValueError("the reference knows no mask and no watch; use engine='dent'")
+        seen = known_findings(model, inputs[:size], labels[:size], random=version == "rand")
         return run_reference(
             model, inputs, labels, eps=eps, norm=norm, version=version, attacks=attacks, steps=steps,
-            queries=queries, batch_size=batch_size or len(inputs), seed=seed, findings=seen,
+            queries=queries, batch_size=size, seed=seed, findings=seen,
         )  # fmt: skip
+    budget = {
+        name: settings | ({"queries": queries} if name == "square" else {"steps": steps})
+        for name, settings in chosen.items()
+    }
+    mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
+    batches = list(zip(*(part.split(size) for part in (inputs, labels, mask)), strict=True))
+    done = itertools.count()
+
+    def move(text: str) -> None:
+        if watch:
+            watch(next(done), len(batches) * len(budget), text)
+
+    run = partial(
+        _run, model, attacks=budget, eps=eps, norm=norm, joint=joint, seed=seed,
+        random=version == "rand", watch=move,
+    )  # fmt: skip
+    return joined([run(*batch) for batch in batches])
+
+
+def _run(
+    model: Model,
+    inputs: Tensor,
+    labels: Tensor,
+    mask: Tensor,
+    *,
+    attacks: dict[str, dict[str, int]],
+    eps: float,
+    norm: str,
+    joint: bool,
+    seed: int,
+    random: bool,
+    watch: Callable[[str], None],
+) -> SuiteResult:
+    """The attacks on one batch."""
+    seen = known_findings(model, inputs, labels, random=random)
     names = {finding.name for finding in seen}
     if "probabilities" in names:
         model = partial(_logarithm, model)
-    draws = max(settings.get("draws", 1) for settings in chosen.values())
+    draws = max(settings.get("draws", 1) for settings in attacks.values())
     calls, found, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, draws=draws, joint=joint, mask=mask
     )
     quick = model if joint or "optimisation inside" in names else folded(model, inputs)
     broken: dict[str, Tensor] = {}
-    for done, (name, settings) in enumerate(chosen.items()):
-        if watch:
-            watch(done, len(chosen), f"{name}, {int((~found.broken).sum())} of {len(inputs)} stand")
-        settings = _fitting(name, settings, steps=steps, queries=queries, classes=logits.shape[1])
-        attack = partial(ATTACKS[name], eps=eps, norm=norm, joint=joint, seed=seed, **settings)
+    for name, settings in attacks.items():
+        watch(f"{name}, {int((~found.broken).sum())} of {len(inputs)} stand")
         broken[name] = torch.zeros_like(found.broken)
-        everyone = torch.arange(len(inputs), device=inputs.device)
-        for at in everyone.split(batch_size or max(len(inputs), 1)):
-            given = found.mask[at] & (joint | ~found.broken[at])
-            if not given.any():
-                continue
-            result = attack(quick, inputs[at], found.labels[at], mask=given)
-            calls.queries += result.queries
-            calls.gradients += result.gradients
-            answer = calls.value(result.inputs, partial(margin, labels=found.labels[at]))
-            broken[name][at] = given & succeeds(answer.logits, found.labels[at])
-            rows = torch.ones_like(given) if joint else given  # a joint batch is kept whole
-            found.keep(at[rows], result.inputs[rows], answer.values[rows], broken[name][at][rows])
+        given = found.mask if joint else found.mask & ~found.broken
+        if not given.any():
+            continue
+        if "targets" in settings:
+            settings = settings | {"targets": min(settings["targets"], logits.shape[1] - 1)}
+        result = ATTACKS[name](
+            quick,
+            inputs,
+            found.labels,
+            eps=eps,
+            norm=norm,
+            joint=joint,
+            mask=given,
+            seed=seed,
+            **settings,
+        )
+        calls.queries += result.queries
+        calls.gradients += result.gradients
+        answer = calls.value(result.inputs, partial(margin, labels=found.labels))
+        broken[name] = given & succeeds(answer.logits, found.labels)
+        rows = found.open() if joint else given.nonzero().squeeze(1)  # a joint batch is kept whole
+        found.keep(rows, result.inputs[rows], answer.values[rows], broken[name][rows])
     worst = found.broken.clone()
-    after = findings.square_is_stronger(broken)
-    result = found.result(calls)
+    return SuiteResult(**vars(found.result(calls)), broken=worst, attacks=broken, findings=seen)
+
+
+def joined(runs: Sequence[SuiteResult]) -> SuiteResult:
+    """The runs on several batches as one; of each finding, the first figures."""
+    attacks = {name: torch.cat([run.attacks[name] for run in runs]) for name in runs[0].attacks}
+    seen = {finding.name: finding for run in reversed(runs) for finding in run.findings}
+    after = findings.square_is_stronger(attacks)
     return SuiteResult(
-        **vars(result), broken=worst, attacks=broken, findings=(*seen, *([after] if after else []))
+        torch.cat([run.inputs for run in runs]),
+        torch.cat([run.success for run in runs]),
+        torch.cat([run.logits for run in runs]),
+        sum(run.queries for run in runs),
+        sum(run.gradients for run in runs),
+        broken=torch.cat([run.broken for run in runs]),
+        attacks=attacks,
+        findings=(*seen.values(), *([after] if after else [])),
     )
 
 
@@ -164,16 +226,6 @@ def known_findings(
         findings.optimisation_inside(model, inputs),
     ]
     return tuple(finding for finding in seen if finding)
-
-
-def _fitting(
-    name: str, settings: dict[str, int], *, steps: int, queries: int, classes: int
-) -> dict[str, int]:
-    """The settings of one attack, with the budget, and no more targets than there are classes."""
-    settings = settings | ({"queries": queries} if name == "square" else {"steps": steps})
-    if "targets" in settings:
-        settings["targets"] = min(settings["targets"], classes - 1)
-    return settings
 
 
 def _logarithm(model: Model, points: Tensor) -> Tensor:

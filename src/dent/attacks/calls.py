@@ -87,7 +87,8 @@ class Calls:
         losses, gradients, logits = zip(*parts, strict=True)
         exact = self.through is None or self.through.exact
         answer = logits[-1][-1] if self.through else torch.cat(logits).mean(0)
-        return Answer(torch.cat(losses).mean(0), sum(gradients) / len(parts), answer, exact)
+        gradient = gradients[0] if len(parts) == 1 else torch.stack(gradients).mean(0)
+        return Answer(torch.cat(losses).mean(0), gradient, answer, exact)
 
     def value(self, points: Tensor, loss: Loss) -> Answer:
         """The loss of each point, without a gradient (that of the answer is zero)."""

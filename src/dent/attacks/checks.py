@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dent.attacks.norms import NORMS
 from dent.names import lookup
@@ -47,6 +48,17 @@ def check_attack(
         raise ValueError(
             f"expected inputs in [0, 1], got values from {low:g} to {high:g}; "
             "put normalization into the model"
+        )
+
+
+def check_model(model: object) -> None:
+    """Refuse a model that every question would change: with statistics that are still learned."""
+    if not isinstance(model, nn.Module) or hasattr(model, "adapt"):
+        return
+    learning = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.training]
+    if any(part.track_running_stats for part in learning):
+        raise ValueError(
+            "expected the model as it is deployed, got it in training mode; call model.eval()"
         )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dent.attacks.calls import Answer, Calls, Model, View, succeeds
-from dent.attacks.checks import check_attack, check_labels
+from dent.attacks.checks import check_attack, check_labels, check_model
 from dent.attacks.result import AttackResult
 
 
@@ -29,6 +29,7 @@ def begin(
     What is broken without an attack is found already. Whether the batch is kept together (`joint`) is
     what the model says of itself, if it is not given.
     """
+    check_model(model)
     check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, towards=towards, **numbers)
     inputs, labels = inputs.detach(), labels.long()
     joint = depends_on_batch(model) if joint is None else joint

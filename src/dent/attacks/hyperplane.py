@@ -66,7 +66,8 @@ class Look:
 
     def gradient(self, total: Tensor, *, last: bool) -> Tensor:
         self.calls.gradients += len(self.points)
-        return gradient_of(total, self.points, keep_graph=not last)[self.rows]
+        gradient = gradient_of(total, self.points, keep_graph=not last)
+        return gradient if len(self.rows) == len(gradient) else gradient[self.rows]
 
 
 def _nearer(norm: str, one: Plane, other: Plane) -> Plane:

@@ -37,10 +37,10 @@ def project(points: Tensor, inputs: Tensor, *, eps: float, norm: str) -> Tensor:
     if norm == "l1":
         return inputs + _shrink(differences, inputs, eps)
     if norm == "linf":
-        differences = differences.clamp(-eps, eps)
+        differences.clamp_(-eps, eps)
     else:
-        differences = differences * (eps / lengths(differences, norm).clamp(min=1e-12)).clamp(max=1)
-    return (inputs + differences).clamp(0, 1)
+        differences.mul_((eps / lengths(differences, norm).clamp(min=1e-12)).clamp(max=1))
+    return differences.add_(inputs).clamp_(0, 1)
 
 
 def _shrink(differences: Tensor, inputs: Tensor, eps: float) -> Tensor:

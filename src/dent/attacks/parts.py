@@ -5,6 +5,7 @@ Small networks leave a core idle between their operations; two halves of a batch
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -72,3 +73,7 @@ def side_by_side(call: Callable[[Any], T], parts: Iterable[Any], *, threads: int
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="dent-parts")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of these threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -45,7 +45,7 @@ def square(
     whole batch. Inputs that were not broken end at their point of lowest margin.
 
     queries: proposals for each input, after the start.
-    rows: so many inputs in one call make good use of the device; if not given, 64 on a CPU and 512
+    rows: so many inputs in one call make good use of the device; if not given, 128 on a CPU and 512
     elsewhere. It changes the speed, not the walk.
     mask: (N,) which inputs may be perturbed.
 
@@ -61,7 +61,7 @@ def square(
         model, inputs, labels, eps=eps, norm=norm, queries=queries, restarts=restarts,
         share=share, rows=rows, joint=joint, mask=mask,
     )  # fmt: skip
-    rows = rows or (64 if inputs.device.type == "cpu" else 512)
+    rows = rows or (128 if inputs.device.type == "cpu" else 512)
     for restart in range(restarts if eps > 0 else 0):
         if finished(found):
             break
