@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without PASSIVE, threads that wait for work keep a busy machine's cores from doing it.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test test-slow lint bench clean
+.PHONY: setup demo test test-slow lint bench bench-attacks clean
 
 setup: .venv/installed
 
@@ -32,6 +32,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/defense.py --json benchmarks/defense.json
+
+bench-attacks: setup
+	$(BIN)/python benchmarks/attacks.py --json benchmarks/attacks.json
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -95,9 +95,19 @@ class Calls:
         logits = self.logits(points)
         return Answer(loss(logits), torch.zeros(()), logits, True)
 
-    def score(self, inputs: Tensor, labels: Tensor, *, towards: Tensor | None = None) -> AttackResult:
-        """The result of an attack that ends with these inputs: they are submitted as one batch."""
-        logits = self.logits(inputs)
+    def score(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        towards: Tensor | None = None,
+        logits: Tensor | None = None,
+    ) -> AttackResult:
+        """The result of an attack that ends with these inputs: they are submitted as one batch.
+
+        logits: the model's answer to this very batch, if it was submitted before.
+        """
+        logits = self.logits(inputs) if logits is None else logits
         return AttackResult(
             inputs, succeeds(logits, labels, towards), logits, self.queries, self.gradients
         )

@@ -206,7 +206,7 @@ class _Search:
             wrong = self.calls.logits(points).argmax(1) != self.found.labels[at]
             self._note(at, self.inputs[at], points, wrong)
             distances = self.distances[at].clamp(min=self.eps if full else 0)
-            self.found.keep(at, points, (-distances).clamp(min=least), wrong)
+            self.found.keep(at, points, (-distances).float().clamp(min=least), wrong)
 
     def _in_ball(self, at: Tensor, ends: Tensor, *, full: bool) -> Tensor:
         """The nearest points known, those beyond the ball (or all: `full`) drawn to its surface.

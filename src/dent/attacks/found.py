@@ -81,6 +81,7 @@ class Found:
         self.broken = torch.zeros(n, dtype=torch.bool, device=device)
         self.batch: Tensor | None = None
         self.batch_broken = -1
+        self.batch_logits: Tensor | None = None  # the model's answer to that batch, if it was kept
 
     def open(self) -> Tensor:
         """The indices of the inputs that are still searched for: all of a joint batch."""
@@ -91,9 +92,16 @@ class Found:
         """Take in what the inputs `at` led to; returns which of them stay in the search."""
         towards = None if self.towards is None else self.towards[at]
         broken = succeeds(answer.logits, self.labels[at], towards) & answer.exact
-        return self.keep(at, points, answer.values, broken)
+        return self.keep(at, points, answer.values, broken, answer.logits)
 
-    def keep(self, at: Tensor, points: Tensor, values: Tensor, broken: Tensor) -> Tensor:
+    def keep(
+        self,
+        at: Tensor,
+        points: Tensor,
+        values: Tensor,
+        broken: Tensor,
+        logits: Tensor | None = None,
+    ) -> Tensor:
         """`update` where the loss and what is broken are known already."""
         values = values.to(self.values.dtype)
         before, best = self.broken[at], self.values[at]
@@ -106,12 +114,12 @@ class Found:
             return ~broken
         count = int((broken & self.mask).sum())
         if count > self.batch_broken:
-            self.batch, self.batch_broken = points.clone(), count
+            self.batch, self.batch_broken, self.batch_logits = points.clone(), count, logits
         return torch.ones_like(broken)
 
     def result(self, calls: Calls) -> AttackResult:
         """Submitted as one batch: each input's best point, or the best whole batch if that does more."""
         together = calls.score(self.points, self.labels, towards=self.towards)
         if self.batch is not None and self.batch_broken > int((together.success & self.mask).sum()):
-            return calls.score(self.batch, self.labels, towards=self.towards)
+            return calls.score(self.batch, self.labels, towards=self.towards, logits=self.batch_logits)
         return together
