@@ -6,7 +6,7 @@
 
 `pack` takes the model of a `dent train` folder into the package, with a card. `measure` fills the card:
 natural accuracy on all test images and on the shipped 1,000, and what the reference implementation of
-APGD-CE and targeted APGD-DLR (100 steps each, one restart, nine targets) leaves of the latter together.
+APGD-CE and targeted APGD-DLR (100 steps each, five restarts, nine targets) leave of the latter together.
 `table` prints the cards for docs/models.md.
 """
 

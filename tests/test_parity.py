@@ -34,9 +34,9 @@ def test_the_verdicts_of_the_reference(model: str, norm: str, eps: str, n: int) 
     inputs, labels = dent.load_data("cifar10", n=n)
     standing: dict[str, list[torch.Tensor]] = {"reference": [], "dent": []}
     for attack in parity.ATTACKS:
-        for engine, run in (("reference", parity.reference), ("dent", parity.ours)):
+        for engine in standing:
             unit = parity.Unit(model, norm, eps, attack, engine)
-            standing[engine].append(run(unit, net, inputs, labels))
+            standing[engine].append(parity.standing(unit, net, inputs, labels))
     for engine in standing:
         standing[engine].append(torch.stack(standing[engine]).all(0))  # the ensemble
     for attack, theirs, ours in zip((*parity.ATTACKS, "ensemble"), *standing.values(), strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 from dent.attacks import findings
 from dent.attacks.apgd import apgd, apgd_targeted
 from dent.attacks.calls import Model, succeeds
-from dent.attacks.checks import check_answer, check_attack, check_labels, check_model
+from dent.attacks.checks import check_answer, check_attack, check_labels, check_model, check_numbers
 from dent.attacks.fab import fab, fab_targeted
 from dent.attacks.folded import folded
 from dent.attacks.found import begin, depends_on_batch
@@ -86,12 +86,9 @@ def autoattack(
     """
     chosen = suite(version, norm, attacks)
     joint = depends_on_batch(model) if joint is None else joint
-    if batch_size is not None and (joint or batch_size < 1):
-        raise ValueError(
-            "batch_size splits the batch that a joint attack keeps together; leave it out"
-            if joint
-            else f"expected batch_size >= 1, got {batch_size}"
-        )
+    check_numbers(batch_size=batch_size)
+    if joint and batch_size is not None:
+        raise ValueError("batch_size splits the batch that a joint attack keeps together; leave it out")
     lookup("engine", engine, dict.fromkeys(("dent", "reference")))
     check_model(model)
     check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, steps=steps, queries=queries)

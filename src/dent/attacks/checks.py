@@ -10,7 +10,10 @@ from dent.attacks.norms import NORMS
 from dent.names import lookup
 
 # The least that a setting of an attack can be.
-LEAST = {"eps": 0, "steps": 0, "restarts": 1, "targets": 1, "queries": 0, "every": 1, "rounds": 1}
+LEAST = {
+    **{"eps": 0, "steps": 0, "restarts": 1, "targets": 1, "queries": 0, "draws": 1, "batch_size": 1},
+    **{"every": 1, "rounds": 1, "updates": 0, "window": 1},  # of attacks made for adaptation
+}
 
 
 def check_attack(
@@ -76,8 +79,7 @@ def check_numbers(**numbers: float | None) -> None:
 
 def check_draws(draws: int, viewed: bool) -> None:
     """Refuse a number of draws without meaning."""
-    if draws < 1:
-        raise ValueError(f"expected draws >= 1, got {draws}")
+    check_numbers(draws=draws)
     if draws > 1 and viewed:
         raise ValueError("draws average over a random model; with `through`, let the view average")
 

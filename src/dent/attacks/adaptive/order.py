@@ -10,7 +10,7 @@ from torch import Tensor
 from dent.attacks.adaptive.protocol import GradientAttack
 from dent.attacks.adaptive.submission import joined, rows_of, submitted
 from dent.attacks.calls import Model
-from dent.attacks.checks import check_attack
+from dent.attacks.checks import check_attack, check_numbers
 from dent.attacks.result import AttackResult
 from dent.seeds import generator
 
@@ -24,9 +24,7 @@ def sort_by_label(labels: Tensor, *, batch_size: int, window: int | None = None)
     >>> labels[sort_by_label(labels, batch_size=2, window=2)]
     tensor([0, 0, 1, 2, 1, 2])
     """
-    for name, value in (("batch_size", batch_size), ("window", 1 if window is None else window)):
-        if value < 1:
-            raise ValueError(f"expected {name} >= 1, got {value}")
+    check_numbers(batch_size=batch_size, window=window)
     size = max(len(labels), 1) if window is None else window * batch_size
     return torch.cat(
         [part.argsort(stable=True) + size * number for number, part in enumerate(labels.split(size))]

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from dent.attacks.adaptive.climb import climb
 from dent.attacks.adaptive.protocol import DynamicDefence, Gradient, GradientAttack, State
-from dent.attacks.adaptive.updates import answers_so, check_updates
+from dent.attacks.adaptive.updates import answers_so
 from dent.attacks.apgd import apgd
+from dent.attacks.checks import check_numbers
 from dent.attacks.result import AttackResult
 
 
@@ -23,7 +24,7 @@ class Short(Generic[State]):
     def __init__(
         self, defence: DynamicDefence[State], updates: int, *, gradient: Gradient | None = None
     ) -> None:
-        check_updates(updates)
+        check_numbers(updates=updates)
         self.defence = defence
         self.updates = updates
         self.gradient = gradient

@@ -1,4 +1,4 @@
-"""How many updates a view makes: all that the defence makes, or fewer."""
+"""Whether a view makes all updates that the defence makes, or fewer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import torch
 from torch import Tensor
 
 from dent.attacks.calls import Model
-
-
-def check_updates(updates: int) -> None:
-    """Refuse a negative number of updates."""
-    if updates < 0:
-        raise ValueError(f"expected updates >= 0, got {updates}")
 
 
 def answers_so(defence: Model, points: Tensor, logits: Tensor) -> bool:
