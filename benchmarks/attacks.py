@@ -31,7 +31,7 @@ from dent.attacks.hyperplane import Look
 from dent.report.terminal import progress_bar, show_table
 
 suite = sys.modules["dent.attacks.autoattack"]  # the module; the package has the function of that name
-BATCH = 128
+BATCH = {"static": 256, "defended": 128}
 STATIC = {"resnet20-at": (8 / 255, 2.0), "resnet20-nominal": (8 / 255, 5.0)}
 DEFENDED: dict[str, dict[str, Any]] = {"dent": {"steps": 10}, "dent+": {}}
 AROUND, OVERHEAD = 5.0, 1.1
@@ -90,7 +90,7 @@ def attacked(engine: str, name: str, inputs: Tensor, labels: Tensor, eps: float)
 
 def static(n: int) -> list[dict[str, Any]]:
     inputs, labels = dent.load_data("cifar10", n=n)
-    batches = list(zip(inputs.split(BATCH), labels.split(BATCH), strict=True))
+    batches = list(zip(inputs.split(BATCH["static"]), labels.split(BATCH["static"]), strict=True))
     rows = []
     with progress_bar("standard AutoAttack") as move:
         for number, (name, (eps, target)) in enumerate(STATIC.items()):
@@ -122,7 +122,7 @@ def static(n: int) -> list[dict[str, Any]]:
 
 
 def defended(rounds: int = 5, steps: int = 5) -> list[dict[str, Any]]:
-    inputs, labels = dent.load_data("cifar10", n=BATCH)
+    inputs, labels = dent.load_data("cifar10", n=BATCH["defended"])
     rows = []
     with progress_bar("APGD on defended models") as move:
         for number, (preset, settings) in enumerate(DEFENDED.items()):
@@ -165,8 +165,8 @@ def main() -> None:
     what = given.what or ["static", "defended"]
     results: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     measures: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
-        "defended": (defended, f"APGD on resnet20-at with a defence, batch {BATCH}"),
-        "static": (lambda: static(given.n), f"Standard AutoAttack, Linf, batches of {BATCH}"),
+        "defended": (defended, f"APGD on resnet20-at with a defence, batch {BATCH['defended']}"),
+        "static": (lambda: static(given.n), f"Standard AutoAttack, Linf, batches of {BATCH['static']}"),
     }
     for name, (measure, title) in measures.items():
         if name in what:

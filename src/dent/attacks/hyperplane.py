@@ -116,16 +116,20 @@ def _level(weights: Tensor, limits: Tensor, need: Tensor) -> Tensor:
     """
     tolerance = 8 * torch.finfo(need.dtype).eps * need
     level = need / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(need.dtype).tiny)
-    work = torch.empty_like(limits)
+    moves, work = torch.empty_like(limits), torch.empty_like(limits)
     for _ in range(NEWTON):
-        missing = need - torch.minimum(limits, level, out=work).mul_(weights).sum(-1, keepdim=True)
+        torch.minimum(limits, level, out=moves)
+        missing = need - torch.mul(moves, weights, out=work).sum(-1, keepdim=True)
+        short = missing > tolerance
+        if not short.any():
+            return moves
         slope = torch.gt(limits, level, out=work).mul_(weights).sum(-1, keepdim=True)
         # With no slope left, the level is infinite: all of the room.
-        higher = torch.where(missing > tolerance, level + missing / slope, level)
+        higher = torch.where(short, level + missing / slope, level)
         if torch.equal(higher, level):
-            break
+            return moves
         level = higher
-    return torch.minimum(limits, level, out=work)
+    return torch.minimum(limits, level, out=moves)
 
 
 def _greedy(weights: Tensor, room: Tensor, need: Tensor) -> Tensor:

@@ -61,6 +61,8 @@ class Walk:
 class Momentum(Walk):
     """Steps with momentum, halved where the loss stalls."""
 
+    low: Tensor  # what a point's values can be, in the ball of any norm: for Linf, the ball itself
+    high: Tensor
     old: Tensor  # the points before the last step
     values: Tensor  # the loss
     checked_values: Tensor  # the highest loss at the last checkpoint
@@ -76,7 +78,8 @@ class Momentum(Walk):
         zero, halved = torch.zeros_like(values), torch.ones_like(values, dtype=torch.bool)
         return cls(
             at, moves, centre, points, gradient, points.clone(), gradient.clone(), values.clone(),
-            torch.full_like(values, 2 * eps), points, zero, values, halved, zero,
+            torch.full_like(values, 2 * eps), (centre - eps).clamp_(min=0), (centre + eps).clamp_(max=1),
+            points, zero, values, halved, zero,
         )  # fmt: skip
 
     @staticmethod
@@ -95,11 +98,16 @@ class Momentum(Walk):
     def move(self, *, eps: float, norm: str, first: bool) -> None:
         points = self.points
         ahead = torch.addcmul(points, like(self.step, points), steepest(self.gradient, norm))
-        ahead = project(ahead, self.centre, eps=eps, norm=norm)
+        ahead = self._into_ball(ahead, eps=eps, norm=norm)
         if not first:
             ahead.lerp_(points, 1 - MOMENTUM).add_(points - self.old, alpha=1 - MOMENTUM)
-            ahead = project(ahead, self.centre, eps=eps, norm=norm)
+            ahead = self._into_ball(ahead, eps=eps, norm=norm)
         self.old, self.points = points, _where(self.moves, ahead, self.centre)
+
+    def _into_ball(self, points: Tensor, *, eps: float, norm: str) -> Tensor:
+        if norm == "linf":
+            return points.clamp_(self.low, self.high)
+        return project(points, self.centre, eps=eps, norm=norm)
 
     def learn(self, values: Tensor, *, eps: float, gap: int | None) -> None:
         self.rises = self.rises + (values > self.values)
