@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import dent
-from dent.flags import number
+from dent.fields import number
 from dent.report.terminal import progress_bar, show_table
 from dent.storage import replacing
 

@@ -24,7 +24,7 @@ import torch
 
 import dent
 from dent.data import open_data
-from dent.flags import number
+from dent.fields import number
 from dent.models.shipped import cards
 from dent.report.models import accuracy_text
 from dent.report.terminal import progress_bar

@@ -15,7 +15,7 @@ import dent
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dent.cli", *arguments]
+    command = [sys.executable, "-m", "dent", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dent import attacks
 from dent.data import load_data
 from dent.defense import PRESETS, Dent, Online, Settings, State, Trace, defend
+from dent.evaluation import evaluate, load_results
 from dent.models import load_model
 
 __version__ = "0.1.0"
@@ -18,6 +19,8 @@ __all__ = [
     "__version__",
     "attacks",
     "defend",
+    "evaluate",
     "load_data",
     "load_model",
+    "load_results",
 ]

@@ -11,6 +11,19 @@ def setting(default: Any, doc: str, choices: Any = None) -> Any:
     return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
+def number(text: str | float) -> float:
+    """A number, also as a fraction.
+
+    >>> number("8/255") == 8 / 255, number("0.5")
+    (True, 0.5)
+    """
+    try:
+        above, _, below = str(text).partition("/")
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected a number such as 0.5 or 8/255, got {text!r}") from error
+
+
 def wrong_choices(settings: Any) -> list[str]:
     """What is wrong with the fields that have a choice of values."""
     faults = []

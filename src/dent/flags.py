@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from dent.fields import number
 
-def number(text: str) -> float:
-    """A number, also as a fraction.
 
-    >>> number("8/255") == 8 / 255, number("0.5")
-    (True, 0.5)
-    """
+def parsed_number(text: str) -> float:
+    """A number as `dent.fields.number` reads it, for flags."""
     try:
-        above, _, below = str(text).partition("/")
-        return float(above) / float(below or 1)
-    except (ValueError, ZeroDivisionError) as error:
-        raise typer.BadParameter(f"expected a number such as 0.5 or 8/255, got {text!r}") from error
+        return number(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
-def flags(settings: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command with `**settings` one flag for each field; it receives those that were given."""
+def flags(
+    settings: type, *, without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command with `**settings` one flag for each field; it receives those that were given.
+
+    without: fields for which the command has flags of its own.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(settings)
-        names = [field.name for field in fields(settings)]
+        chosen = [field for field in fields(settings) if field.name not in without]
         own = inspect.signature(command, eval_str=True)
         parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        for field in fields(settings):
+        for field in chosen:
             kind = _plain(hints[field.name])
             choices = field.metadata["choices"]
             note = field.metadata["doc"] + (f": {', '.join(map(str, choices))}" if choices else "")
             option = typer.Option(
                 help=f"{note}.",
-                parser=number if kind is float else None,
+                parser=parsed_number if kind is float else None,
                 metavar={float: "NUMBER", int: "INTEGER", str: "TEXT"}.get(kind),
                 rich_help_panel=f"Settings of the {settings.__name__.lower()}",
             )
@@ -52,7 +54,7 @@ def flags(settings: type) -> Callable[[Callable[..., None]], Callable[..., None]
             )
 
         def called(**given: Any) -> None:
-            asked = {name: given.pop(name) for name in names}
+            asked = {field.name: given.pop(field.name) for field in chosen}
             command(**given, **{name: value for name, value in asked.items() if value is not None})
 
         called.__doc__, called.__name__ = command.__doc__, command.__name__

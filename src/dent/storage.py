@@ -1,4 +1,4 @@
-"""The per-user folder, and files in it that are whole or not there at all."""
+"""The per-user folder, files that are whole or not there at all, and folders for one process alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"
 
 
 def dent_home() -> Path:
@@ -49,3 +56,40 @@ def _remove_leftovers(path: Path) -> None:
         with suppress(FileNotFoundError):  # another process removed it first
             if time.time() - leftover.stat().st_mtime > 24 * 3600:
                 leftover.unlink()
+
+
+@contextmanager
+def locked(folder: Path, *, doing: str) -> Iterator[None]:
+    """Keep a folder for this process; where another has it, say that it is `doing` something there.
+
+    The lock goes with its holder, even one that is killed, unless that left forks of itself behind;
+    programs that it started do not count. The file `lock` stays, and means nothing by itself.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as name, locked(Path(name), doing="trains"):  # doctest: +ELLIPSIS
+    ...     with locked(Path(name), doing="trains"):
+    ...         pass
+    Traceback (most recent call last):
+    ...
+    ValueError: another process trains in ...; wait for it, or choose another folder
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    with (folder / LOCK).open("a") as file:  # "w" would empty a file of that name that is not ours
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another process {doing} in {folder}; wait for it, or choose another folder"
+            ) from error
+        except OSError as error:
+            raise OSError(
+                error.errno, f"{error.strerror}; choose a folder that can be locked", file.name
+            ) from error
+        try:
+            yield
+        finally:
+            # Closing is not enough where a fork has the file open as well.
+            fcntl.flock(file, fcntl.LOCK_UN)

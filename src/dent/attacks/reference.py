@@ -31,9 +31,9 @@ def run_reference(
 ) -> SuiteResult:
     """What its own evaluation says and returns.
 
-    `broken` is its verdict, on batches of its making. `success` is that of submitting what it returns as
-    one batch, in which every input that it did not break is the natural one. It does not tell which
-    attack broke what.
+    `broken` is its verdict, on batches of its making. `success` is that of submitting what it returns in
+    batches of `batch_size`, in which every input that it did not break is the natural one. It does not
+    tell which attack broke what.
     """
     try:
         from pyautoattack import AutoAttack
@@ -52,7 +52,7 @@ def run_reference(
         inputs.detach().contiguous(), labels, batch_size=batch_size
     )
     with torch.no_grad():
-        logits = counted(points)
+        logits = torch.cat([counted(part) for part in points.split(batch_size)])
     return SuiteResult(
         points, succeeds(logits, labels), logits, counted.queries, counted.gradients,
         broken=answers != labels, attacks={}, findings=findings,

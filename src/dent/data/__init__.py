@@ -26,6 +26,7 @@ __all__ = [
     "Found",
     "Progress",
     "fetch_data",
+    "first",
     "from_arrays",
     "load_data",
     "open_data",
@@ -87,11 +88,11 @@ def open_data(
     if preprocessing not in (None, "none"):
         raise ValueError(f"preprocessing is for folders of images, got {preprocessing!r} with {name!r}")
     if kind in _CIFARS:
-        return _first(_open_cifar(_CIFARS[kind], n, split, root, progress), n)
+        return first(_open_cifar(_CIFARS[kind], n, split, root, progress), n)
     if name.endswith(".npz"):
-        return _first(open_npz(path), n)
+        return first(open_npz(path), n)
     if re.fullmatch(r"[\w.]+:[\w.]+", name):
-        return _first(open_function(name, split=split), n)
+        return first(open_function(name, split=split), n)
     raise ValueError(f"{name} is a place-holder: {lookup('data set', name, DATA)}")
 
 
@@ -182,7 +183,8 @@ def _check_n(n: int | None) -> None:
         raise ValueError(f"expected n as a whole number from 1, or None for all, got {n!r}")
 
 
-def _first(dataset: Dataset, n: int | None) -> Dataset:
+def first(dataset: Dataset, n: int | None) -> Dataset:
+    """The first n images; all if not given."""
     return dataset if n is None else dataset.subset(torch.arange(_enough(dataset, n)))
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from dent.data import open_data
 from dent.data.dataset import Dataset
 from dent.intervals import wilson
+from dent.loggers import open_logger
 from dent.storage import replacing
-from dent.training.loggers import open_logger
 from dent.training.loop import Step, split
 from dent.training.processes import is_first
 from dent.training.recipe import Recipe
@@ -53,7 +53,7 @@ def run(
 
         def each_epoch(epoch: Epoch) -> None:
             for write in log:
-                write(epoch)
+                write(figures(epoch), epoch.epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
 
@@ -66,6 +66,13 @@ def run(
     with replacing(out / CARD) as file:
         file.write(json.dumps(card, indent=2).encode() + b"\n")
     return card
+
+
+def figures(epoch: Epoch) -> dict[str, float]:
+    """The figures that the epoch has, for a logger."""
+    return {
+        name: value for name, value in asdict(epoch).items() if value is not None and name != "epoch"
+    }
 
 
 def make_card(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dent import storage
 from dent.models.checkpoint import read
 from dent.storage import replacing
 
-CHECKPOINT, LOG, LOCK = "checkpoint.pt", "log.jsonl", "lock"
+CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
 
 
 def save(folder: Path, checkpoint: dict[str, Any]) -> None:
@@ -49,22 +49,6 @@ def load(folder: Path, *, asked: dict[str, Any]) -> dict[str, Any] | None:
     return checkpoint
 
 
-@contextmanager
-def locked(folder: Path, *, first: bool = True) -> Iterator[None]:
+def locked(folder: Path, *, first: bool = True) -> AbstractContextManager[None]:
     """Refuse a second training in the folder while one runs; its first process holds the lock."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        fcntl = None  # type: ignore[assignment]
-    folder.mkdir(parents=True, exist_ok=True)
-    if not first or fcntl is None:
-        yield
-        return
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(
-                f"another process trains in {folder}; wait for it, or choose another folder"
-            ) from error
-        yield
+    return storage.locked(folder, doing="trains") if first else nullcontext()

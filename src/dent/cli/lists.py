@@ -1,0 +1,105 @@
+"""`dent list` and `dent data`: what the library knows by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dent.cli.app import AsJson, app, show
+from dent.data import DATA, fetch_data
+from dent.defense import PRESET_NOTES, PRESETS, Settings
+from dent.evaluation import SUITE_NOTES
+from dent.evaluation.attacks import ATTACKS
+from dent.models import model_table
+from dent.report.models import model_row
+from dent.report.terminal import progress_bar
+from dent.training import RECIPE_NOTES, RECIPES, Recipe
+
+
+class Listing(StrEnum):
+    presets = "presets"
+    settings = "settings"
+    models = "models"
+    data = "data"
+    recipes = "recipes"
+    suites = "suites"
+    attacks = "attacks"
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.presets,
+    as_json: AsJson = False,
+) -> None:
+    """List what the library knows by name.
+
+    Presets and settings of a defence, models, data, recipes, suites of attacks, attacks.
+    """
+    tables: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
+        Listing.presets: _presets,
+        Listing.settings: lambda: _documented(Settings),
+        Listing.models: model_table,
+        Listing.data: lambda: [{"data": name, "what it is": note} for name, note in DATA.items()],
+        Listing.recipes: _recipes,
+        Listing.suites: lambda: [
+            {"suite": name, "what it is": note} for name, note in SUITE_NOTES.items()
+        ],
+        Listing.attacks: lambda: [
+            {"attack": name, "kind": one.kind, "what it is": one.note} for name, one in ATTACKS.items()
+        ],
+    }
+    rows = tables[what]()
+    if what is Listing.models and not as_json:
+        rows = [model_row(row) for row in rows]
+    show(rows, as_json, right=("parameters",))
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")],
+    root: Annotated[Path | None, typer.Option(help="Folder that holds the files already.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a data set, verify it, and say where it is."""
+    with progress_bar(name) as move:
+        rows = [asdict(found) for found in fetch_data(name, root=root, progress=move)]
+    show(rows, as_json)
+
+
+def _presets() -> list[dict[str, Any]]:
+    return _named("preset", PRESETS, PRESET_NOTES, Settings())
+
+
+def _recipes() -> list[dict[str, Any]]:
+    return _named("recipe", RECIPES, RECIPE_NOTES, Recipe())
+
+
+def _named(
+    kind: str, table: Mapping[str, Any], notes: Mapping[str, str], base: Any
+) -> list[dict[str, Any]]:
+    default = asdict(base)
+    return [
+        {
+            kind: name,
+            "what it is": notes[name],
+            "settings": {key: value for key, value in asdict(entry).items() if value != default[key]},
+        }
+        for name, entry in table.items()
+    ]
+
+
+def _documented(settings: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "setting": setting.name,
+            "default": setting.default,
+            "values": list(setting.metadata["choices"] or []),
+            "what it is": setting.metadata["doc"],
+        }
+        for setting in fields(settings)
+    ]

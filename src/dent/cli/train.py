@@ -1,0 +1,68 @@
+"""`dent train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from dent.cli.app import Device, Log, Threads, app
+from dent.flags import flags
+from dent.report.terminal import progress_bar, show_table
+from dent.report.training import epoch_line, step_text
+from dent.training import Recipe, make_recipe
+from dent.training.run import run
+
+
+@app.command()
+@flags(Recipe)
+def train(
+    architecture: Annotated[str, typer.Argument(help="See `dent list models`.")],
+    recipe: Annotated[str, typer.Option(help="See `dent list recipes`.")] = "nominal",
+    data: Annotated[
+        str, typer.Option(help="cifar10, cifar100, a folder, an .npz, module:function.")
+    ] = "cifar10",
+    test_data: Annotated[
+        str | None, typer.Option(help="Other test images than those of the data.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/ARCHITECTURE-RECIPE.")
+    ] = None,
+    device: Device = "cpu",
+    threads: Threads = None,
+    compile: Annotated[
+        bool, typer.Option(help="Compile the model first; faster after a minute.")
+    ] = False,
+    mixed_precision: Annotated[
+        bool | None, typer.Option(help="Half precision where it does no harm; on for GPUs.")
+    ] = None,
+    log: Log = None,
+    **settings: Any,
+) -> None:
+    """Train a model; the same command resumes it. Any setting of the recipe can be overridden.
+
+    Several processes: `torchrun --nproc-per-node 8 -m dent train ...`.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    folder = out or Path("runs") / f"{architecture}-{recipe}".replace(":", "-")
+    with progress_bar("training") as move:
+        card = run(
+            architecture,
+            make_recipe(recipe, **settings),
+            data=data,
+            test_data=test_data,
+            out=folder,
+            device=device,
+            compile=compile,
+            mixed_precision=mixed_precision,
+            loggers=log or [],
+            progress=move,
+            on_step=lambda step: move(step.done, step.total, step_text(step)),
+            on_epoch=lambda epoch: typer.echo(epoch_line(epoch)),
+        )
+    if card is not None:
+        show_table(card["accuracies"], right=("n", "percent", "low", "high"))
+        typer.echo(f"model, log and card: {folder}")

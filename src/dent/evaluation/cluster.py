@@ -1,0 +1,209 @@
+"""Workers of Ray, on this machine or on a cluster; a unit whose worker dies is done again by another."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from socket import create_connection
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from dent.evaluation.engines import Engine
+from dent.evaluation.perform import OutOfBallError, Task, perform
+from dent.evaluation.sources import Sources
+from dent.evaluation.units import Done
+
+RETRIES = 3  # of a unit whose worker died: killed, out of memory, or with its machine
+OBJECT_STORE = 200 * 2**20  # bytes; only what all workers need goes there, once
+
+_sources: dict[str, Sources] = {}  # in a worker: models and images of the run that it works for
+
+
+@contextmanager
+def cluster(
+    sources: Sources, *, threads: int, workers: int | None, address: str | None
+) -> Iterator[Engine]:
+    """Units are done by workers of Ray with so many threads each.
+
+    Without an address, workers are started here, as many as there are cores for, and end with the
+    run. With one ("auto", "10.0.0.1:6379"), they are those of a cluster that is there already, all of
+    them unless told. Where the program called `ray.init` before, that is what is used. On "cuda",
+    every worker has a GPU for itself.
+
+    All machines need the same packages; named models and images are loaded there, once by each
+    worker, and must be the same files. What is in memory is sent.
+    """
+    ray = _ray()
+    gpus = 1 if sources.evaluation.device.startswith("cuda") else 0
+    luggage = _packed(ray, sources, threads)
+    surroundings = _surroundings(threads)
+    ours = not ray.is_initialized()
+    engine = None
+    try:
+        if ours:  # else Ray prints about dead workers among our tables; the unit's error says it
+            ray._private.worker._worker_logs_enabled = False
+            if address is None:
+                room = torch.cuda.device_count() if gpus else max(1, _cores() // threads)
+                store = OBJECT_STORE + 2 * len(luggage)
+                _start(ray, (workers or room) * threads, surroundings, store)
+            else:
+                _connect(ray, address, surroundings)
+        room = _room(ray, threads, gpus)
+        shared = not ours or address is not None
+        # One task more than it works at for each worker: none waits, and chains go on side by side.
+        # Where others work too, no more are given than were asked for: they would be done at once.
+        slots = workers if shared and workers else 2 * (workers or room)
+        there = ray.remote(perform_there).options(
+            num_cpus=threads, num_gpus=gpus, max_retries=RETRIES, runtime_env=surroundings
+        )
+        engine = Workers(ray, there, ray.put(luggage), slots)
+        yield engine
+    finally:
+        if engine:
+            engine.cancel()
+        if ours:
+            ray.shutdown()  # of a cluster that others started: leave it
+            ray._private.worker._worker_logs_enabled = True
+
+
+class Workers:
+    """Tasks of Ray: each unit goes to a worker that is free."""
+
+    def __init__(self, ray: Any, there: Any, luggage: Any, slots: int) -> None:
+        self.slots = slots
+        self._ray, self._there, self._luggage = ray, there, luggage
+        self._run = uuid4().hex
+        self._tasks: dict[Any, Task] = {}
+
+    def submit(self, task: Task) -> None:
+        # In a list, it is fetched by a worker that has none yet, not for every task.
+        self._tasks[self._there.remote(self._run, [self._luggage], task)] = task
+
+    def finished(self) -> Done:
+        errors = self._ray.exceptions
+        (reference, *_), _ = self._ray.wait(list(self._tasks), num_returns=1)
+        task = self._tasks.pop(reference)
+        try:
+            done: Done = self._ray.get(reference)
+        except errors.RayTaskError as error:  # raised there, but not by the unit
+            if isinstance(error.cause, OutOfBallError):
+                raise error.cause from None
+            raise RuntimeError(
+                f"a worker could not begin: {type(error.cause).__name__}: {error.cause}; all machines "
+                "need the same packages, and the modules that models and images come from"
+            ) from error
+        except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError) as error:
+            said = " ".join(str(error).split())[:300]
+            return Done(task.unit, error=f"{type(error).__name__}: {said}")
+        return done
+
+    def cancel(self) -> None:
+        """Stop what is not finished: of a run that was interrupted, or broke its rules."""
+        for reference in self._tasks:
+            self._ray.cancel(reference, force=True)
+        self._tasks.clear()
+
+
+def perform_there(run: str, luggage: list[Any], task: Task) -> Done:
+    """In a worker: what all units of a run need is fetched with its first one, and kept."""
+    if run not in _sources:
+        _sources.clear()  # of a run before
+        _sources[run] = _unpacked(_ray().get(luggage[0]))
+    return perform(task, _sources[run])
+
+
+def _packed(ray: Any, sources: Sources, threads: int) -> bytes:
+    """As bytes, for arrays that come out of Ray's store cannot be written to."""
+    try:
+        packed = ray.cloudpickle.dumps(sources)
+    except Exception as error:
+        raise TypeError(
+            f"expected models and images that can be sent to workers, got {type(error).__name__}: "
+            f"{error}; give them by name, as package.module:function"
+        ) from error
+    return pickle.dumps((threads, os.getcwd(), sys.path, packed))
+
+
+def _unpacked(luggage: bytes) -> Sources:
+    threads, folder, path, packed = pickle.loads(luggage)
+    torch.set_num_threads(threads)
+    with suppress(OSError):  # on another machine it may not be there
+        os.chdir(folder)
+    sys.path += [place for place in path if place not in sys.path]
+    sources: Sources = pickle.loads(packed)
+    if sources.evaluation.device.startswith("cuda"):  # a worker sees one GPU, whatever its number
+        sources.evaluation = replace(sources.evaluation, device="cuda")
+    return sources
+
+
+def _surroundings(threads: int) -> dict[str, Any]:
+    """What a worker's process must have before torch is loaded."""
+    needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    kept = {name: os.environ[name] for name in ("DENT_HOME",) if name in os.environ}
+    return {"env_vars": needed | kept}
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError("engine='ray' needs: pip install 'dent-defense[ray]'") from error
+    return ray
+
+
+def _start(ray: Any, cpus: int, surroundings: dict[str, Any], store: int) -> None:
+    asked = "RAY_USAGE_STATS_ENABLED"
+    before = os.environ.get(asked)
+    os.environ[asked] = "0"  # read when Ray starts: nothing is told to anyone
+    try:
+        ray.init(
+            "local", num_cpus=cpus, object_store_memory=store, runtime_env=surroundings,
+            include_dashboard=False, log_to_driver=False, logging_level="error",
+            _system_config={"task_oom_retries": RETRIES},
+        )  # fmt: skip
+    finally:
+        os.environ.pop(asked)
+        if before is not None:
+            os.environ[asked] = before
+
+
+def _connect(ray: Any, address: str, surroundings: dict[str, Any]) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if host and port.isdigit():  # Ray itself would try for minutes
+            create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        ray.init(address, runtime_env=surroundings, log_to_driver=False, logging_level="error")
+    except OSError as error:
+        said = " ".join(str(error).split())
+        raise ConnectionError(
+            f"expected a cluster of Ray at {address}, got {said}; start one with: ray start --head"
+        ) from error
+
+
+def _room(ray: Any, threads: int, gpus: int) -> int:
+    """How many tasks the machines have room for at once."""
+    room = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            fits = int(has.get("CPU", 0)) // threads
+            room += min(fits, int(has.get("GPU", 0))) if gpus else fits
+    if not room:
+        raise ValueError(
+            f"expected a machine with {threads} cores{' and a GPU' if gpus else ''} for a worker, got "
+            f"a cluster of {ray.cluster_resources()}; ask for fewer threads, or add machines"
+        )
+    return room
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,111 @@
+"""Two runs on the same points: which differences hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dent.evaluation.paired import Paired, paired
+from dent.evaluation.results import CellResult, Results
+from dent.evaluation.sections import Group, Row, Section
+from dent.evaluation.units import Cell
+from dent.evaluation.wording import ball_text, p_text, points_text
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell of the first run beside one of the second."""
+
+    first: Cell
+    second: Cell
+    what: str  # natural, or worst case
+    paired: Paired
+
+    def to_json(self) -> dict[str, Any]:
+        cells = {"model": self.first.model, "eps": self.first.eps, "norm": self.first.norm}
+        cells |= {"first_defence": self.first.defence, "second_defence": self.second.defence}
+        return cells | {"what": self.what} | self.paired.to_json()
+
+
+def compare(first: Results, second: Results) -> list[Comparison]:
+    """The second run beside the first, on the points that both have: natural, and the worst case.
+
+    Equal cells are compared; and, for a model and ball without any, the only cell of each run: static in
+    one run beside dent+ in the other.
+    """
+    digests = [one.about.get("data_sha256") for one in (first, second)]
+    if None not in digests and digests[0] != digests[1]:
+        raise ValueError(
+            f"expected two runs on the same data, got {_data(first)} and {_data(second)}; "
+            "evaluate both with the same data, n and seed"
+        )
+    rows = [
+        Comparison(one.cell, other.cell, what, found)
+        for one, other in _pairs(first.cells, second.cells)
+        for what, found in (
+            ("natural", paired(one.points_natural, other.points_natural)),
+            ("worst case", paired(one.points, other.points)),
+        )
+        if found.n
+    ]
+    if not rows:
+        raise ValueError(
+            "expected runs with a cell in common (model, defence, eps, norm), judged on some of the "
+            f"same points; got {_cells(first)} in the first and {_cells(second)} in the second"
+        )
+    return rows
+
+
+def comparison_section(rows: Sequence[Comparison]) -> Section:
+    """The comparisons as a table."""
+    groups: dict[tuple[Cell, Cell], list[Row]] = {}
+    for row in rows:
+        found = row.paired
+        numbers = {"first": f"{found.first:.1f}", "second": f"{found.second:.1f}"}
+        numbers |= {"difference": points_text(found.difference, sign="+")}
+        numbers |= {"95 % interval": f"{found.low:+.1f} to {found.high:+.1f}", "p": p_text(found.p)}
+        line = {"accuracy": row.what} | numbers | {"n": f"{found.n:,}"}
+        groups.setdefault((row.first, row.second), []).append(line)
+    return Section(
+        "Accuracy in %: the second run beside the first, on the same points",
+        [
+            Group(f"{first.model}, {_defences(first, second)}", ball_text(first), "", lines)
+            for (first, second), lines in groups.items()
+        ],
+        (
+            "difference: second minus first, in percentage points, with its interval (Agresti and Min).",
+            "p: by McNemar's exact test.",
+        ),
+    )
+
+
+def _defences(first: Cell, second: Cell) -> str:
+    return first.defence if first == second else f"{first.defence} and {second.defence}"
+
+
+def _pairs(
+    first: Sequence[CellResult], second: Sequence[CellResult]
+) -> list[tuple[CellResult, CellResult]]:
+    pairs = []
+    for one in first:
+        here = [cell for cell in first if _place(cell) == _place(one)]
+        there = [cell for cell in second if _place(cell) == _place(one)]
+        equal = [cell for cell in there if cell.cell == one.cell]
+        if len(here) == len(there) == 1:
+            equal = there
+        pairs += [(one, other) for other in equal]
+    return pairs
+
+
+def _place(result: CellResult) -> tuple[str, float, str]:
+    return result.cell.model, result.cell.eps, result.cell.norm
+
+
+def _data(results: Results) -> str:
+    asked = results.about.get("asked", results.about)
+    return f"{asked.get('data', 'data')} (sha256 {str(results.about['data_sha256'])[:8]})"
+
+
+def _cells(results: Results) -> str:
+    return "; ".join(f"({cell.cell})" for cell in results.cells) or "no cells"

@@ -1,0 +1,143 @@
+"""What inference costs: operations and seconds, of a defended model beside its static one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from statistics import median
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
+
+from dent.defense import Online
+
+
+def flops(model: nn.Module, inputs: Tensor) -> int:
+    """Floating-point operations of one forward, with all forwards and backwards inside of it.
+
+    Counted are convolutions and matrix products, each multiplication and addition as one operation;
+    all else in a network is small beside them. With k steps, dent's count is that of 2k + 1 static
+    forwards, less k times what comes before the first layer that is adapted, usually one convolution:
+    no gradient goes there, nor to any weight. A dynamic blur comes before everything: with it nothing
+    is less, and 2k + 1 blurs are added. A defence that predicts before it adapts takes 2k forwards.
+
+    >>> flops(nn.Linear(4, 3), torch.rand(5, 4)) == 2 * 5 * 4 * 3
+    True
+    """
+    with torch.no_grad(), _state_kept(model):
+        model(inputs)  # a defence's first call may try a memory layout in vain
+        return _count(model, inputs)
+
+
+def seconds(calls: Mapping[str, Callable[[], object]], *, rounds: int = 5) -> dict[str, float]:
+    """The median time of each call, after one that is not counted.
+
+    The calls take turns, so that a machine that gets slower does so for all of them.
+
+    >>> took = seconds({"short": lambda: None, "long": lambda: time.sleep(0.01)}, rounds=3)
+    >>> took["short"] < took["long"]
+    True
+    """
+    if rounds < 1:
+        raise ValueError(f"expected rounds >= 1, got {rounds}")
+    took: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        _finish(call())
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            _finish(call())
+            took[name].append(time.perf_counter() - start)
+    return {name: median(times) for name, times in took.items()}
+
+
+def measure_cost(
+    model: nn.Module, static: nn.Module, inputs: Tensor, *, rounds: int = 5
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What a model costs beside its static one: operations for each input, seconds for the batch.
+
+    The operations (`flops`, `static_flops`) are the same in every run; they are left out where torch
+    cannot count them. The seconds (`forward_seconds`, `static_seconds`) are of this machine, now.
+    """
+    if len(inputs) == 0:
+        raise ValueError("expected at least one input, got none")
+    with torch.no_grad(), _state_kept(model), _state_kept(static):
+        took = seconds(
+            {"forward_seconds": lambda: model(inputs), "static_seconds": lambda: static(inputs)},
+            rounds=rounds,
+        )
+        try:
+            counts = {"flops": _count(model, inputs), "static_flops": _count(static, inputs)}
+        except Exception:  # the model itself works, as was just seen
+            counts = {}
+    if not all(counts.values()):  # operations that the counter does not know
+        counts = {}
+    return {name: count / len(inputs) for name, count in counts.items()}, took
+
+
+def _count(model: nn.Module, inputs: Tensor) -> int:
+    # The counter sees torch's operations one by one: it knows neither what was compiled, nor
+    # attention and encoder layers that run as a single operation.
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    counter = FlopCounterMode(display=False, custom_mapping=_CORRECTED)
+    counter.mod_tracker = _Untracked()
+    try:
+        with (
+            torch.compiler.set_stance("force_eager"),
+            sdpa_kernel(SDPBackend.MATH),
+            counter,
+        ):
+            model(inputs)
+        return counter.get_total_flops()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+class _Untracked(ModuleTracker):
+    """No record of which layer counts for what: its hooks fail on gradients of a model's own inputs."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _convolution_backward(
+    grad: torch.Size, inputs: torch.Size, weight: torch.Size, *options: Any, **_: Any
+) -> int:
+    """Each gradient takes as many operations as the convolution did.
+
+    For weights, torch counts as if every channel met every other, also where groups keep them apart:
+    a blur of each sample by its own filter would count for hundreds.
+    """
+    transposed, wanted = options[4], options[7]
+    places = (inputs if transposed else grad)[2:]
+    return 2 * inputs[0] * prod(weight) * prod(places) * sum(map(bool, wanted[:2]))
+
+
+_CORRECTED = {torch.ops.aten.convolution_backward: _convolution_backward}
+
+
+@contextmanager
+def _state_kept(model: nn.Module) -> Iterator[None]:
+    """What a continual defence carries from call to call is afterwards what it was."""
+    state = model.state if isinstance(model, Online) else None
+    try:
+        yield
+    finally:
+        if isinstance(model, Online):
+            model.state = state
+
+
+def _finish(result: object) -> None:
+    """Wait for a GPU that is still at work."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize(result.device if isinstance(result, Tensor) and result.is_cuda else None)

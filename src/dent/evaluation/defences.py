@@ -1,0 +1,108 @@
+"""Defences as text: a preset, and what is overridden, "dent:steps=10,lr=0.002"."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from dent.defense import PRESETS, Dent, defend
+from dent.defense.settings import Settings, make_settings
+
+STATIC = "static"
+
+
+def defence_text(asked: str | Mapping[str, Any]) -> str:
+    """The one way to write a defence: what was overridden in order of names, without what is default.
+
+    A mapping has the name as `preset`, as a YAML file may have it.
+
+    >>> defence_text("dent: steps=10, lr=1e-3"), defence_text({"preset": "dent+", "steps": 3})
+    ('dent:steps=10', 'dent+:steps=3')
+    """
+    preset, overrides = _parts(asked)
+    settings, base = make_settings(preset, **overrides), PRESETS[preset]
+    if settings.continual:
+        raise ValueError(
+            f"{preset} carries its adaptation from batch to batch, and every batch starts from a clean "
+            f"state; evaluate {preset}:continual=False,predict=after instead"
+        )
+    changed = {
+        name: _written(name, getattr(settings, name))
+        for name in sorted(overrides)
+        if getattr(settings, name) != getattr(base, name)
+    }
+    text = ",".join(f"{name}={value}" for name, value in changed.items())
+    return f"{preset}:{text}" if text else preset
+
+
+def defence_settings(text: str) -> Settings:
+    """The settings of a defence.
+
+    >>> defence_settings("dent:betas=(0.8,0.9)").betas
+    (0.8, 0.9)
+    """
+    preset, overrides = _parts(text)
+    return make_settings(preset, **overrides)
+
+
+def defended(model: nn.Module, text: str) -> nn.Module:
+    """The model with a defence; as it is, where that is "static"."""
+    if text == STATIC:
+        return model
+    return as_defence(model, text)
+
+
+def as_defence(model: nn.Module, text: str) -> Dent:
+    """The same with `adapt` and `predict` also for "static"."""
+    preset, overrides = _parts(text)
+    made = defend(model, preset, **overrides)
+    assert isinstance(made, Dent)  # continual ones were refused
+    return made
+
+
+def _parts(asked: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The preset, and what is overridden."""
+    if isinstance(asked, Mapping):
+        rest = {str(name): _read(value) for name, value in asked.items()}
+        if not isinstance(preset := rest.pop("preset", None), str):
+            raise ValueError(f"expected a defence with its preset, got {dict(asked)}")
+        for name in ("affine", "blur"):
+            if rest.get(name) is False:  # what YAML makes of off
+                rest[name] = "off"
+        return preset, rest
+    if not isinstance(asked, str):
+        raise TypeError(f"expected a defence such as dent+ or dent:steps=10, got {asked!r}")
+    preset, _, text = asked.partition(":")
+    overrides: dict[str, Any] = {}
+    for part in filter(None, re.split(r",\s*(?=\w+\s*=)", text.strip())):
+        name, sign, value = (piece.strip() for piece in part.partition("="))
+        if not sign:
+            raise ValueError(
+                f"expected a defence such as dent+ or dent:steps=10,lr=0.002, got {asked!r}"
+            )
+        if name in overrides:
+            raise ValueError(f"expected each setting once, got {name} twice in {asked!r}")
+        overrides[name] = _read(value)
+    return preset.strip(), overrides
+
+
+def _read(value: Any) -> Any:
+    """A value as it is typed, or as YAML has it (where 1e-3 is text, and a tuple is a list)."""
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return value
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _written(name: str, value: Any) -> str:
+    """The one way to write a value: 1 and 1.0 are the same learning rate, but not the same text."""
+    if isinstance(value, tuple):
+        return f"({','.join(_written(name, one) for one in value)})"
+    whole = isinstance(value, int) and not isinstance(value, bool) and name != "steps"
+    return str(float(value) if whole else value)

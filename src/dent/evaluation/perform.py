@@ -1,0 +1,169 @@
+"""One unit of work: attack a batch of a cell, submit what came out, and see what stands."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dent.attacks import AttackResult, autoattack
+from dent.attacks.adaptive import PartResult
+from dent.attacks.autoattack import known_findings
+from dent.attacks.norms import lengths
+from dent.evaluation.attacks import Subject, attack_named
+from dent.evaluation.cost import measure_cost
+from dent.evaluation.sources import Sources
+from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Done, Outcome, Unit
+
+TOLERANCE = 1e-5  # of a distance, for what rounding does to it
+ROUNDS, FEW = 3, 32  # timed forwards; inputs that are enough to find something
+
+
+class OutOfBallError(ValueError):
+    """Something was to be submitted that the rules do not allow: the run stops."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit, with the attack's settings, and what of its batch the attacks before it left standing."""
+
+    unit: Unit
+    settings: dict[str, Any]
+    standing: tuple[bool, ...] | None = None
+
+
+def perform(task: Task, sources: Sources) -> Done:
+    """Do it. Whatever goes wrong is the unit's error, unless the rules were broken.
+
+    All that is random is seeded by the unit, also what models draw by themselves.
+    """
+    started = time.perf_counter()
+    torch.manual_seed(task.unit.seed(sources.evaluation.seed))
+    try:
+        outcome, took = _done(task, sources)
+    except OutOfBallError:
+        raise
+    except Exception as error:
+        message = " ".join(str(error).split()) or "no message"
+        return Done(task.unit, error=f"{type(error).__name__}: {message}")
+    return Done(task.unit, outcome, took={"seconds": time.perf_counter() - started, **took})
+
+
+def _done(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
+    unit = task.unit
+    subject = sources.subject(unit.cell)
+    indices = points_of(unit, sources.batches())
+    inputs, labels = sources.read(indices)
+    if unit.attack == ABOUT:
+        return _about(subject, inputs, labels)
+    standing = torch.ones_like(labels, dtype=torch.bool)
+    if task.standing is not None:
+        standing = torch.tensor(task.standing, device=labels.device)
+    if unit.attack == PROTOCOL:
+        return _protocol(task, subject, sources, indices, inputs, labels), {}
+    result, correct = attacked(task, subject, inputs, labels, standing, sources.evaluation.seed)
+    if _is_scenario(unit.attack):
+        return _scenario(result, indices), {}
+    outcome = Outcome(
+        points=tuple(indices.tolist()),
+        correct=tuple((correct & standing).tolist()),
+        given=tuple(standing.tolist()),
+        queries=result.queries + len(inputs),
+        gradients=result.gradients,
+        largest=_largest(result.inputs, inputs, unit.cell.norm),
+    )
+    return outcome, {}
+
+
+def attacked(
+    task: Task, subject: Subject, inputs: Tensor, labels: Tensor, standing: Tensor, seed: int
+) -> tuple[AttackResult, Tensor]:
+    """The attack of a task on a batch, and what the model gets right of what came out.
+
+    That is submitted as deployed: the whole batch, once, from a clean state. A scenario is another
+    batch than the deployed one, and stays as it was answered in the attack.
+    """
+    unit = task.unit
+    if unit.attack == NATURAL or not standing.any():
+        result = AttackResult(inputs, torch.zeros_like(standing), inputs.new_empty(0), 0, 0)
+    else:
+        result = attack_named(unit.attack).run(
+            subject, inputs, labels, mask=standing, eps=unit.cell.eps, norm=unit.cell.norm,
+            seed=unit.seed(seed), **task.settings,
+        )  # fmt: skip
+    if _is_scenario(unit.attack):
+        return result, ~result.success
+    check_allowed(result.inputs, inputs, eps=unit.cell.eps, norm=unit.cell.norm, of=str(unit))
+    with torch.no_grad():
+        return result, subject.model(result.inputs).argmax(1).eq(labels)
+
+
+def _is_scenario(attack: str) -> bool:
+    return attack != NATURAL and attack_named(attack).kind == "scenario"
+
+
+def points_of(unit: Unit, batches: tuple[Tensor, ...]) -> Tensor:
+    """The indices of the points that a unit is about, in the order of the batch."""
+    if unit.batch == WHOLE:
+        return torch.cat(batches)
+    span = 1 if unit.attack in (NATURAL, ABOUT) else attack_named(unit.attack).span
+    return torch.cat(batches[unit.batch : unit.batch + span])
+
+
+def check_allowed(points: Tensor, inputs: Tensor, *, eps: float, norm: str, of: str) -> None:
+    """Refuse points that lie outside of the ball or of [0, 1]."""
+    distance = _largest(points, inputs, norm)
+    if not distance <= eps + TOLERANCE * max(eps, 1):
+        raise OutOfBallError(
+            f"{of}: a perturbation of {distance:g} left the ball of {eps:g}; nothing is scored"
+        )
+    low, high = (float(bound) for bound in torch.aminmax(points))
+    if not (low >= 0 and high <= 1):
+        raise OutOfBallError(f"{of}: values from {low:g} to {high:g} left [0, 1]; nothing is scored")
+
+
+def _largest(points: Tensor, inputs: Tensor, norm: str) -> float:
+    return float(lengths(points - inputs, norm).max()) if len(inputs) else 0.0
+
+
+def _scenario(result: AttackResult, indices: Tensor) -> Outcome:
+    """Another batch than the deployed one: as it was answered in the attack."""
+    part = result.part if isinstance(result, PartResult) else torch.ones_like(result.success)
+    counted = part.cpu()
+    correct = (~result.success).cpu()[counted]
+    return Outcome(
+        points=tuple(indices[counted].tolist()),
+        correct=tuple(correct.tolist()),
+        given=tuple([True] * len(correct)),
+        queries=result.queries,
+        gradients=result.gradients,
+    )
+
+
+def _protocol(
+    task: Task, subject: Subject, sources: Sources, indices: Tensor, inputs: Tensor, labels: Tensor
+) -> Outcome:
+    """The reference's own verdict, on batches of its own making: for comparison alone."""
+    result = autoattack(
+        subject.model, inputs, labels, eps=task.unit.cell.eps, norm=task.unit.cell.norm,
+        engine="reference", batch_size=sources.evaluation.batch_size, joint=False,
+        seed=task.unit.seed(sources.evaluation.seed), **task.settings,
+    )  # fmt: skip
+    correct = ~result.broken
+    return Outcome(
+        points=tuple(indices.tolist()),
+        correct=tuple(correct.tolist()),
+        given=tuple([True] * len(correct)),
+        queries=result.queries,
+        gradients=result.gradients,
+        largest=_largest(result.inputs, inputs, task.unit.cell.norm),
+    )
+
+
+def _about(subject: Subject, inputs: Tensor, labels: Tensor) -> tuple[Outcome, dict[str, float]]:
+    figures, took = measure_cost(subject.model, subject.static, inputs, rounds=ROUNDS)
+    found = known_findings(subject.model, inputs[:FEW], labels[:FEW])
+    return Outcome(figures=figures, findings=tuple(asdict(finding) for finding in found)), took

@@ -1,0 +1,152 @@
+"""What a run will do: its units in order, which of them wait for others, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dent.attacks.autoattack import VERSIONS
+from dent.attacks.checks import check_answer, check_labels
+from dent.evaluation.attacks import attack_named
+from dent.evaluation.forwards import Forwards
+from dent.evaluation.sources import Sources, cut
+from dent.evaluation.suites import Suite, attacks_on
+from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Unit
+
+ANSWERS_ABOUT = 9  # of the model, for what is to be known about a cell
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a run with their attacks, and its batches."""
+
+    attacks: Mapping[Cell, Suite]
+    updates: Mapping[Cell, int]
+    chained: Mapping[Cell, bool]  # whether an attack is given only what the ones before it left
+    n: int
+    batch_size: int
+    seed: int
+
+    @cached_property
+    def points(self) -> tuple[Tensor, ...]:
+        """The points of each batch, as indices of the data set."""
+        return cut(self.n, self.batch_size, self.seed)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [len(batch) for batch in self.points]
+
+    def units(self) -> Iterator[Unit]:
+        """All units; those of a batch in the order of the attacks."""
+        for cell, attacks in self.attacks.items():
+            for batch in (*range(len(self.sizes)), WHOLE):
+                for attack in attacks:
+                    if batch in self.batches(attack):
+                        yield Unit(cell, batch, attack)
+
+    def batches(self, attack: str) -> Sequence[int]:
+        """The batches that an attack is run on; where it takes several at a time, the first of them."""
+        if attack == PROTOCOL:
+            return (WHOLE,)
+        if attack == ABOUT:
+            return (0,)
+        if attack == NATURAL:
+            return range(len(self.sizes))
+        kind = attack_named(attack)
+        starts = range(0, len(self.sizes), kind.span)
+        if self._size(starts[0], attack) < kind.least:
+            return starts[:0]
+        fits = self._size(starts[-1], attack) >= kind.least  # all others are as large as the first
+        return starts if fits else starts[:-1]
+
+    def chains(self) -> Iterator[list[Unit]]:
+        """Units that must follow one another; chains can be done in any order, and at once."""
+        for cell, attacks in self.attacks.items():
+            for batch in range(len(self.sizes)):
+                here = [Unit(cell, batch, name) for name in attacks if batch in self.batches(name)]
+                if self.chained[cell]:
+                    yield [unit for unit in here if unit.attack != ABOUT]
+                    here = [unit for unit in here if unit.attack == ABOUT]
+                yield from ([unit] for unit in here)
+            if PROTOCOL in attacks:
+                yield [Unit(cell, WHOLE, PROTOCOL)]
+
+    def settings(self, unit: Unit) -> dict[str, Any]:
+        return self.attacks[unit.cell][unit.attack]
+
+    def forwards(self, unit: Unit) -> float:
+        """About how many images go through the static model, at most."""
+        size = self._size(unit.batch, unit.attack)
+        cost = Forwards(self.updates[unit.cell], size)
+        if unit.attack == NATURAL:
+            return size * cost.answer
+        if unit.attack == ABOUT:
+            return size * ANSWERS_ABOUT * cost.answer
+        names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
+        return size * sum(attack_named(name).calls(cost, self.settings(unit)) for name in names)
+
+    def _size(self, batch: int, attack: str) -> int:
+        """How many inputs a unit has."""
+        if batch == WHOLE:
+            return self.n
+        span = 1 if attack in (NATURAL, ABOUT) else attack_named(attack).span
+        return sum(self.sizes[batch : batch + span])
+
+    def to_json(self) -> dict[str, Any]:
+        """For the file of the run, which can then be read without its models."""
+        cells = [
+            {
+                **asdict(cell),
+                "updates": self.updates[cell],
+                "chained": self.chained[cell],
+                "attacks": attacks,
+            }
+            for cell, attacks in self.attacks.items()
+        ]
+        return {"n": self.n, "batch_size": self.batch_size, "seed": self.seed, "cells": cells}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Plan:
+        attacks, updates, chained = {}, {}, {}
+        for row in content["cells"]:
+            cell = Cell(row["model"], row["defence"], row["eps"], row["norm"])
+            attacks[cell], updates[cell] = row["attacks"], row["updates"]
+            chained[cell] = row["chained"]
+        return cls(attacks, updates, chained, content["n"], content["batch_size"], content["seed"])
+
+
+def make_plan(sources: Sources) -> Plan:
+    """The plan, after all that can be wrong before an attack was looked at: each cell is asked once."""
+    evaluation = sources.evaluation
+    attacks: dict[Cell, Suite] = {}
+    updates, chained = {}, {}
+    batches = sources.batches()
+    inputs, _ = sources.read(batches[0][:2])
+    everyone = sources.dataset().labels
+    for cell in evaluation.cells():
+        subject = sources.subject(cell)
+        try:
+            with torch.no_grad():
+                logits = subject.model(inputs)
+            check_answer(logits, inputs, first=True)
+            check_labels(everyone, logits.shape[1])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
+        settings = subject.defence.settings
+        attacks[cell] = attacks_on(
+            settings,
+            suite=evaluation.suite,
+            norm=cell.norm,
+            independent=subject.independent,
+            steps=evaluation.steps,
+            queries=evaluation.queries,
+            protocol=evaluation.protocol,
+        )
+        updates[cell] = settings.steps
+        chained[cell] = subject.independent and not evaluation.exhaustive
+    return Plan(attacks, updates, chained, len(everyone), evaluation.batch_size, evaluation.seed)

@@ -1,0 +1,109 @@
+"""Runs that were never run: which attack would break which point is known from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dent.evaluation.results import Results
+from dent.evaluation.summary import summarize
+from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
+
+KINDS = {"apgd-ce": "direct", "square": "direct", "denying": "adaptive", "fpa": "adaptive"}
+KINDS |= {"mixed (50 %)": "scenario", "sorted": "scenario"}
+Bits = NDArray[np.bool_]
+
+
+@dataclass
+class MadeUp:
+    """One cell. `survives` has a row for each attack, natural inputs first, a column for each point.
+
+    failed: units (attack, batch) that ended in an error.
+    """
+
+    batches: Sequence[Sequence[int]]
+    survives: Mapping[str, Bits]
+    cell: Cell = Cell("net", "dent+", 8 / 255, "linf")
+    cumulative: bool = False
+    failed: frozenset[tuple[str, int]] = frozenset()
+
+    def outcome(self, attack: str, batch: int) -> Outcome:
+        """As the rules have it: in a chain, an attack gets what those before it left standing."""
+        points = list(self.batches[batch])
+        given = np.ones(len(points), bool)
+        for before in self.survives:
+            if before == attack:
+                break
+            if self.cumulative and (before, batch) not in self.failed:
+                given &= self.survives[before][points]
+        correct = self.survives[attack][points] & given
+        return Outcome(tuple(points), tuple(correct.tolist()), tuple(given.tolist()))
+
+    def done(self) -> list[Done]:
+        found = []
+        for attack in self.survives:
+            for batch in range(len(self.batches)):
+                unit = Unit(self.cell, batch, attack)
+                broken = (attack, batch) in self.failed
+                error = "RuntimeError: no memory" if broken else None
+                found.append(Done(unit, None if broken else self.outcome(attack, batch), error))
+        return found
+
+    def complete(self, attacks: Sequence[str]) -> list[int]:
+        """The points of the batches in which none of these attacks failed."""
+        failed = {batch for attack, batch in self.failed if attack in attacks}
+        return [point for b, batch in enumerate(self.batches) for point in batch if b not in failed]
+
+
+def cut(n: int, size: int, seed: int = 0) -> list[list[int]]:
+    order = np.random.default_rng(seed).permutation(n).tolist()
+    return [order[start : start + size] for start in range(0, n, size)]
+
+
+def summary(*made: MadeUp, extra: Sequence[Done] = (), **about: Any) -> Results:
+    """What `summarize` makes of them, and of further units of their cells."""
+    further = {
+        one.cell: [done.unit.attack for done in extra if done.unit.cell == one.cell] for one in made
+    }
+    return summarize(
+        [one.cell for one in made],
+        {one.cell: [*one.survives, *dict.fromkeys(further[one.cell])] for one in made},
+        made[0].batches,
+        iter([*(done for one in made for done in one.done()), *extra]),
+        about=about,
+        cumulative={one.cell: one.cumulative for one in made}.__getitem__,
+        kind_of=KINDS.__getitem__,
+    )
+
+
+def example(*, failed: frozenset[tuple[str, int]] = frozenset(), protocol: bool = True) -> Results:
+    """Three defences of two models, all that a report can show among them."""
+    batches, made, extra = cut(200, 50), [], []
+    for number, (model, defence) in enumerate(
+        [("net-a", "static"), ("net-a", "dent:steps=10"), ("net-a", "dent+"), ("net-b", "dent+")]
+    ):
+        cell = Cell(model, defence, 8 / 255, "linf")
+        rng = np.random.default_rng(number)
+        natural = rng.random(200) < 0.8
+        survives = {NATURAL: natural}
+        for attack, share in {"apgd-ce": 0.7, "square": 0.9, "denying": 0.6, "fpa": 0.7}.items():
+            survives[attack] = natural & (rng.random(200) < share + 0.03 * number)
+        made.append(MadeUp(batches, survives, cell, cell.static, failed if number == 1 else frozenset()))
+        figures = {"flops": 1e6 if cell.static else 13e6, "static_flops": 1e6}
+        took = {"seconds": 9.0, "forward_seconds": 0.3, "static_seconds": 0.02}
+        found = {"name": "randomised", "message": "the same inputs differ", "figures": {"largest": 0.5}}
+        about = Outcome(figures=figures, findings=() if cell.static else (found,))
+        extra.append(Done(Unit(cell, 0, ABOUT), about, took=took))
+        if protocol:
+            bits = tuple((natural & (rng.random(200) < 0.75)).tolist())
+            everyone = Outcome(tuple(range(200)), bits, (True,) * 200)
+            extra.append(Done(Unit(cell, WHOLE, PROTOCOL), everyone))
+        if not cell.static:
+            for batch, points in enumerate(batches):
+                part = Outcome(tuple(points[:20]), (True,) * 9 + (False,) * 11, (True,) * 20)
+                extra.append(Done(Unit(cell, batch, "mixed (50 %)"), part))
+    return summary(*made, extra=extra, data="digits", n=200, batch_size=50, data_sha256="0" * 64)

@@ -1,0 +1,175 @@
+"""The verbs evaluate, attack and compare, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dent
+
+TINY = [
+    "--model",
+    "runs:model",
+    "--data",
+    "runs:images",
+    "--n",
+    "8",
+    "--batch-size",
+    "4",
+    "--steps",
+    "1",
+]
+TINY += ["--eps", "5/255", "--threads", "1"]
+
+
+def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dent", *map(str, arguments)]
+    own = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=cwd, env=os.environ | own
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: a and b, which has another defence."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, defence in (("a", "static"), ("b", "dent+:steps=1")):
+        done = run("evaluate", *TINY, "--defense", defence, "--out", folder / name, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        (folder / f"{name}.txt").write_text(done.stdout)
+    return folder
+
+
+def test_the_table_and_where_the_report_is(runs: Path) -> None:
+    shown = (runs / "b.txt").read_text()
+    for text in ("natural", "worst case", "95 %", "dent+:steps=1", "linf 5/255", "n = 8", "report.md"):
+        assert text in shown
+    for name in ("report.md", "results.json", "results.csv", "run.json"):
+        assert (runs / "b" / name).stat().st_size > 100
+    assert shown.splitlines()[0] in dent.load_results(runs / "b").table()
+
+
+def test_the_same_command_again_computes_nothing(runs: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (runs / "a" / "units").rglob("*.json")}
+    again = run(
+        "evaluate", *TINY, "--defense", "static", "--out", runs / "a", "--json", cwd=runs
+    )  # fmt: skip
+    assert {path: path.stat().st_mtime_ns for path in (runs / "a" / "units").rglob("*.json")} == before
+    assert json.loads(again.stdout) == dent.load_results(runs / "a").to_json()
+
+
+def test_without_out_the_same_command_finds_its_run(tmp_path: Path) -> None:
+    folders = []
+    for _ in range(2):
+        done = run("evaluate", *TINY, "--defense", "static", cwd=tmp_path)
+        folders.append(done.stdout.splitlines()[-1])
+    assert folders[0] == folders[1]
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_comparison(runs: Path) -> None:
+    rows = json.loads(run("compare", "a", "b", "--json", cwd=runs).stdout)
+    assert [row["what"] for row in rows] == ["natural", "worst case"]
+    assert {(row["first_defence"], row["second_defence"]) for row in rows} == {
+        ("static", "dent+:steps=1")
+    }
+    shown = run("compare", "a", "b", cwd=runs).stdout
+    assert "difference" in shown
+    assert "n" in shown
+
+
+def test_a_dry_run_does_nothing(tmp_path: Path) -> None:
+    shown = run("evaluate", *TINY, "--suite", "full", "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "gmsa-min" in shown.stdout
+    assert "forwards" in shown.stdout.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+    rows = json.loads(run("evaluate", *TINY, "--dry-run", "--json", cwd=tmp_path).stdout)
+    assert all(row["units"] > 0 and row["forwards"] > 0 and row["seconds"] > 0 for row in rows)
+
+
+def test_a_file_of_settings_which_flags_override(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(
+        "models: [runs:model]\ndata: runs:images\nn: 8\nbatch_size: 8\nsteps: 1\neps: 5/255\n"
+        "defenses: [static, {preset: dent+, steps: 1}]\n"
+    )
+    done = run("evaluate", "e.yaml", "--n", "4", "--out", "x", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert [(cell["defence"], cell["worst"]["n"]) for cell in cells] == [
+        ("static", 4),
+        ("dent+:steps=1", 4),
+    ]
+
+
+def test_one_attack_keeps_its_images(tmp_path: Path) -> None:
+    arguments = ["--data", "runs:images", "--n", "8", "--eps", "0.02", "--steps", "2"]
+    done = run("attack", "runs:model", *arguments, "--out", "made.npz", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    made = np.load(tmp_path / "made.npz")
+    assert made["images"].shape == (8, 3, 8, 8)
+    assert content["attacked"]["correct"] == int(made["correct"].sum())
+    assert content["attacked"]["correct"] <= content["natural"]["correct"]
+    inputs, labels = dent.load_data(str(tmp_path / "made.npz"))
+    assert np.array_equal(inputs.numpy(), made["images"])
+    assert labels.tolist() == made["labels"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["evaluate", "--suite", "quik"], "quick, standard"),
+        (["evaluate", "--eps", "eight"], "8/255"),
+        (["evaluate", "--defense", "dentt"], "did you mean 'dent'"),
+        (["evaluate", "--model", "resnet21"], "resnet20"),
+        (["evaluate", "--engine", "rey"], "here, ray"),
+        (["evaluate", "none.yaml"], "none.yaml"),
+        (["evaluate", "--n", "-3"], "n: expected an integer >= 1, got -3"),
+        (["attack", "resnet20-at", "--attack", "poisoning"], "unknown attack 'poisoning'"),
+        (["attack", "resnet20-at", "--attack", "lazy"], "makes none"),
+        (["attack", "resnet20-at", "--out", "x.png"], "x.png"),
+        (["compare", "a", "b"], "run.json"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("dent: ")
+    assert said in done.stderr
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_failed_unit_is_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Odd(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        bad = float('nan') if torch.is_grad_enabled() and x.requires_grad else 0.0\n"
+        "        return x.flatten(1)[:, :4] + bad\n"
+        "def model():\n    return Odd().eval()\n"
+    )
+    arguments = ["--model", "odd:model", "--data", "runs:images", "--n", "4", "--steps", "1"]
+    done = run("evaluate", *arguments, "--defense", "static", "--out", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "apgd-ce" in done.stdout
+    assert "NaN" in done.stdout
+    assert "tries these again" in done.stderr
+    assert list((tmp_path / "x" / "units").rglob("*.error"))
+
+
+def test_tensorboard_gets_the_scores(tmp_path: Path) -> None:
+    done = run(
+        "evaluate", *TINY, "--defense", "static", "--out", "x", "--log", "tensorboard", cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (events,) = (tmp_path / "x" / "tensorboard").glob("events*")
+    assert b"worst case" in events.read_bytes()
