@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,22 @@ def model() -> nn.Module:
     return net.eval()
 
 
+class Noisy(nn.Module):
+    """Answers that vary with each number drawn: where the seeds differ, so do verdicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.net(inputs)
+        return logits + 0.03 * torch.randn_like(logits)
+
+
+def noisy() -> nn.Module:
+    return Noisy().eval()
+
+
 def images(n: int = 64) -> tuple[Tensor, Tensor]:
     """Noise. Most labels are what the network says, so that attacks have something to break."""
     pixels = torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(2))
@@ -41,9 +59,9 @@ def images(n: int = 64) -> tuple[Tensor, Tensor]:
     return pixels, labels
 
 
-def evaluated(out: Path, **settings: Any) -> Results:
+def evaluated(out: Path, name: str = "runs:noisy", **settings: Any) -> Results:
     """By names, so that other processes can be asked for the same."""
-    return evaluate("runs:model", data="runs:images", out=out, **{"n": 16, **SHORT, **settings})
+    return evaluate(name, data="runs:images", out=out, **{"n": 16, **SHORT, **settings})
 
 
 def kept(folder: Path) -> dict[str, Any]:
@@ -74,23 +92,26 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes | None, int]]:
     }
 
 
-def python(script: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """Another process that has the modules of these tests."""
+@contextmanager
+def python(script: str, *arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the modules of these tests; it is gone afterwards."""
     own = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         env=os.environ | own | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def answer(process: subprocess.Popen[str], *, seconds: float = 300) -> Any:
+def answer(process: subprocess.Popen[str]) -> Any:
     """What it printed, as JSON."""
-    try:
-        said, error = process.communicate(timeout=seconds)
-    finally:
-        process.kill()
+    said, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     return json.loads(said)

@@ -31,14 +31,17 @@ def dent_home() -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, tidy: bool = True) -> Iterator[BinaryIO]:
     """A file to write which becomes `path` only once it is whole.
 
     Each writer has a temporary name of its own, so that processes may write the same file at once:
     the last to finish wins, and a reader sees one or the other, never a mixture.
+
+    tidy: remove what killed processes left of this file; where files are many, that takes its time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
+    if tidy:
+        _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.part")
     try:
         with temporary.open("xb") as file:

@@ -47,6 +47,10 @@ def run_reference(
     if attacks is not None:
         reference.attacks_to_run = list(attacks)
     _set_budget(reference, steps=steps, queries=queries)
+    with torch.no_grad():
+        others = counted(inputs[:batch_size]).shape[1] - 1
+    for attack in (reference.apgd_targeted, reference.fab):
+        attack.n_target_classes = min(attack.n_target_classes, others)
     # It views gradients as rows, which inputs in channels last do not allow.
     points, answers = reference.run_standard_evaluation(
         inputs.detach().contiguous(), labels, batch_size=batch_size

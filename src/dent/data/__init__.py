@@ -185,6 +185,7 @@ def _check_n(n: int | None) -> None:
 
 def first(dataset: Dataset, n: int | None) -> Dataset:
     """The first n images; all if not given."""
+    _check_n(n)
     return dataset if n is None else dataset.subset(torch.arange(_enough(dataset, n)))
 
 

@@ -45,6 +45,7 @@ class Attack:
     their batch.
     span: how many batches it takes at a time.
     least: how many inputs these must have; smaller ones are left out.
+    free: whether what it perturbs is bound by [0, 1] alone.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Attack:
     updates: bool = False
     span: int = 1
     least: int = 1
+    free: bool = False
 
 
 def _direct(
@@ -273,6 +275,7 @@ ATTACKS: dict[str, Attack] = {
         forwards.unrolled,
         "malicious members; the accuracy of the benign ones",
         least=2,
+        free=True,
     ),
 }
 

@@ -7,6 +7,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
 from socket import create_connection
 from typing import Any
@@ -44,6 +45,7 @@ def cluster(
     luggage = _packed(ray, sources, threads)
     surroundings = _surroundings(threads)
     ours = not ray.is_initialized()
+    shared = not ours or address is not None
     engine = None
     try:
         if ours:  # else Ray prints about dead workers among our tables; the unit's error says it
@@ -51,25 +53,31 @@ def cluster(
             if address is None:
                 room = torch.cuda.device_count() if gpus else max(1, _cores() // threads)
                 store = OBJECT_STORE + 2 * len(luggage)
-                _start(ray, (workers or room) * threads, surroundings, store)
+                _start(ray, (workers or room) * threads, store, surroundings)
             else:
-                _connect(ray, address, surroundings)
+                _connect(ray, address)
         room = _room(ray, threads, gpus)
-        shared = not ours or address is not None
         # One task more than it works at for each worker: none waits, and chains go on side by side.
         # Where others work too, no more are given than were asked for: they would be done at once.
         slots = workers if shared and workers else 2 * (workers or room)
         there = ray.remote(perform_there).options(
-            num_cpus=threads, num_gpus=gpus, max_retries=RETRIES, runtime_env=surroundings
+            num_cpus=threads,
+            num_gpus=gpus,
+            max_retries=RETRIES,
+            runtime_env={"env_vars": surroundings} if shared else None,
         )
         engine = Workers(ray, there, ray.put(luggage), slots)
         yield engine
     finally:
-        if engine:
+        if engine and shared:
             engine.cancel()
         if ours:
             ray.shutdown()  # of a cluster that others started: leave it
             ray._private.worker._worker_logs_enabled = True
+
+
+class WorkerError(OSError):
+    """Ray or all of its workers cannot go on: the run stops."""
 
 
 class Workers:
@@ -94,20 +102,27 @@ class Workers:
         except errors.RayTaskError as error:  # raised there, but not by the unit
             if isinstance(error.cause, OutOfBallError):
                 raise error.cause from None
-            raise RuntimeError(
-                f"a worker could not begin: {type(error.cause).__name__}: {error.cause}; all machines "
-                "need the same packages, and the modules that models and images come from"
+            raise WorkerError(
+                f"a worker could not begin ({_said(error.cause)}); all machines need the same packages, "
+                "and the modules that models and images come from"
             ) from error
         except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError) as error:
-            said = " ".join(str(error).split())[:300]
-            return Done(task.unit, error=f"{type(error).__name__}: {said}")
+            return Done(task.unit, error=_said(error))
+        except errors.RayError as error:
+            raise WorkerError(
+                f"Ray failed ({_said(error)}); what was finished is kept. Run the same command again"
+            ) from error
         return done
 
     def cancel(self) -> None:
         """Stop what is not finished: of a run that was interrupted, or broke its rules."""
         for reference in self._tasks:
-            self._ray.cancel(reference, force=True)
+            self._ray.cancel(reference)  # by force, Ray may take this process with it
         self._tasks.clear()
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]  # Ray can say pages
 
 
 def perform_there(run: str, luggage: list[Any], task: Task) -> Done:
@@ -120,12 +135,15 @@ def perform_there(run: str, luggage: list[Any], task: Task) -> Done:
 
 def _packed(ray: Any, sources: Sources, threads: int) -> bytes:
     """As bytes, for arrays that come out of Ray's store cannot be written to."""
+    if sources.evaluation.device.startswith("cuda"):  # a worker's GPU may have another number
+        given = {name: deepcopy(model).cpu() for name, model in sources.given.items()}
+        sources = replace(sources, given=given)
     try:
         packed = ray.cloudpickle.dumps(sources)
     except Exception as error:
         raise TypeError(
-            f"expected models and images that can be sent to workers, got {type(error).__name__}: "
-            f"{error}; give them by name, as package.module:function"
+            f"expected models and images that can be sent to workers, got {_said(error)}; give them by "
+            "name, as package.module:function"
         ) from error
     return pickle.dumps((threads, os.getcwd(), sys.path, packed))
 
@@ -137,16 +155,15 @@ def _unpacked(luggage: bytes) -> Sources:
         os.chdir(folder)
     sys.path += [place for place in path if place not in sys.path]
     sources: Sources = pickle.loads(packed)
-    if sources.evaluation.device.startswith("cuda"):  # a worker sees one GPU, whatever its number
+    if sources.evaluation.device.startswith("cuda"):  # the only one that a worker sees
         sources.evaluation = replace(sources.evaluation, device="cuda")
     return sources
 
 
-def _surroundings(threads: int) -> dict[str, Any]:
-    """What a worker's process must have before torch is loaded."""
+def _surroundings(threads: int) -> dict[str, str]:
+    """What the environment of a worker must have before torch is loaded."""
     needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    kept = {name: os.environ[name] for name in ("DENT_HOME",) if name in os.environ}
-    return {"env_vars": needed | kept}
+    return needed | {name: os.environ[name] for name in ("DENT_HOME",) if name in os.environ}
 
 
 def _ray() -> Any:
@@ -157,32 +174,41 @@ def _ray() -> Any:
     return ray
 
 
-def _start(ray: Any, cpus: int, surroundings: dict[str, Any], store: int) -> None:
-    asked = "RAY_USAGE_STATS_ENABLED"
-    before = os.environ.get(asked)
-    os.environ[asked] = "0"  # read when Ray starts: nothing is told to anyone
-    try:
+def _start(ray: Any, cpus: int, store: int, surroundings: dict[str, str]) -> None:
+    # What is started here inherits them: Ray's own way would be to start each worker twice.
+    with _environment(surroundings | {"RAY_USAGE_STATS_ENABLED": "0"}):  # nothing is told to anyone
         ray.init(
-            "local", num_cpus=cpus, object_store_memory=store, runtime_env=surroundings,
-            include_dashboard=False, log_to_driver=False, logging_level="error",
-            _system_config={"task_oom_retries": RETRIES},
+            "local", num_cpus=cpus, object_store_memory=store, include_dashboard=False,
+            log_to_driver=False, logging_level="error",
+            _system_config={"task_oom_retries": RETRIES},  # else it would try for ever
         )  # fmt: skip
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
     finally:
-        os.environ.pop(asked)
-        if before is not None:
-            os.environ[asked] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-def _connect(ray: Any, address: str, surroundings: dict[str, Any]) -> None:
+def _connect(ray: Any, address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if host and port.isdigit():  # Ray itself would try for minutes
             create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address, runtime_env=surroundings, log_to_driver=False, logging_level="error")
+        ray.init(address, log_to_driver=False, logging_level="error")
     except OSError as error:
         said = " ".join(str(error).split())
         raise ConnectionError(
-            f"expected a cluster of Ray at {address}, got {said}; start one with: ray start --head"
+            f"expected a cluster of Ray at {address}, got {said}; start one with: ray start --head. If "
+            "it is there and asks for a token, set RAY_AUTH_MODE=token"
         ) from error
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,14 +15,16 @@ from torch import Tensor
 from dent.attacks import AttackResult, autoattack
 from dent.attacks.adaptive import PartResult
 from dent.attacks.autoattack import known_findings
+from dent.attacks.checks import check_answer
 from dent.attacks.norms import lengths
 from dent.evaluation.attacks import Subject, attack_named
+from dent.evaluation.config import Evaluation
 from dent.evaluation.cost import measure_cost
-from dent.evaluation.sources import Sources
+from dent.evaluation.sources import Sources, own_draws
 from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Done, Outcome, Unit
 
 TOLERANCE = 1e-5  # of a distance, for what rounding does to it
-ROUNDS, FEW = 3, 32  # timed forwards; inputs that are enough to find something
+ROUNDS, FEW = 2, 32  # timed forwards; inputs that are enough to find something
 
 
 class OutOfBallError(ValueError):
@@ -41,15 +46,25 @@ def perform(task: Task, sources: Sources) -> Done:
     All that is random is seeded by the unit, also what models draw by themselves.
     """
     started = time.perf_counter()
-    torch.manual_seed(task.unit.seed(sources.evaluation.seed))
     try:
-        outcome, took = _done(task, sources)
+        with seeded(task.unit, sources.evaluation):
+            sources.subject(task.unit.cell)  # what loading draws is not the unit's
+        with seeded(task.unit, sources.evaluation):
+            outcome, took = _done(task, sources)
     except OutOfBallError:
         raise
     except Exception as error:
         message = " ".join(str(error).split()) or "no message"
         return Done(task.unit, error=f"{type(error).__name__}: {message}")
     return Done(task.unit, outcome, took={"seconds": time.perf_counter() - started, **took})
+
+
+@contextmanager
+def seeded(unit: Unit, evaluation: Evaluation) -> Iterator[None]:
+    """Within, torch draws what belongs to the unit."""
+    with own_draws(evaluation.device):
+        torch.manual_seed(unit.seed(evaluation.seed))
+        yield
 
 
 def _done(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
@@ -94,11 +109,15 @@ def attacked(
             subject, inputs, labels, mask=standing, eps=unit.cell.eps, norm=unit.cell.norm,
             seed=unit.seed(seed), **task.settings,
         )  # fmt: skip
+    free = unit.attack != NATURAL and attack_named(unit.attack).free
+    eps = math.inf if free else unit.cell.eps
+    check_allowed(result.inputs, inputs, eps=eps, norm=unit.cell.norm, of=str(unit))
     if _is_scenario(unit.attack):
         return result, ~result.success
-    check_allowed(result.inputs, inputs, eps=unit.cell.eps, norm=unit.cell.norm, of=str(unit))
     with torch.no_grad():
-        return result, subject.model(result.inputs).argmax(1).eq(labels)
+        logits = subject.model(result.inputs)
+    check_answer(logits, inputs, first=False)  # NaN is no answer, though it has a largest
+    return result, logits.argmax(1).eq(labels)
 
 
 def _is_scenario(attack: str) -> bool:

@@ -35,7 +35,7 @@ def evaluate(
     models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | None = None,
     defenses: str | Sequence[str] | None = None,
     *,
-    data: str | Dataset | tuple[Tensor, Tensor] | None = None,
+    data: str | Path | Dataset | tuple[Tensor, Tensor] | None = None,
     out: str | Path | None = None,
     engine: str = "here",
     threads: int | None = None,
@@ -64,7 +64,8 @@ def evaluate(
     images = _dataset(data, settings.get("n"))
     if images is not None:
         settings.setdefault("n", None)
-    asked = {"models": named, "defenses": defenses, "data": data if images is None else images.name}
+    name = None if data is None else str(data) if images is None else images.name
+    asked = {"models": named, "defenses": defenses, "data": name}
     evaluation = make_evaluation(
         {key: value for key, value in asked.items() if value is not None}, **settings
     )
@@ -230,12 +231,22 @@ def _named(
         models = {type(models).__name__: models}
     if isinstance(models, Mapping):
         return tuple(models), dict(models)
-    return (models,) if isinstance(models, str) else tuple(models), {}
+    names = (models,) if isinstance(models, str) else tuple(models)
+    if any(isinstance(name, nn.Module) for name in names):
+        raise ValueError("expected several models in memory by name: models={'mine': model, ...}")
+    return names, {}
 
 
-def _dataset(data: str | Dataset | tuple[Tensor, Tensor] | None, n: int | None) -> Dataset | None:
+def _dataset(data: str | Path | Dataset | tuple[Tensor, Tensor] | None, n: int | None) -> Dataset | None:
     """Images in memory: all of them, or the first n."""
-    if data is None or isinstance(data, str):
+    if data is None or isinstance(data, str | Path):
         return None
-    dataset = data if isinstance(data, Dataset) else from_arrays(*data)
+    if isinstance(data, Dataset):
+        dataset = data
+    elif isinstance(data, tuple | list) and len(data) == 2:
+        dataset = from_arrays(*data)
+    else:
+        raise ValueError(
+            f"expected data as a name, a Dataset or (images, labels), got {type(data).__name__}"
+        )
     return dataset if n is None else first(dataset, n)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dent.evaluation.attacks import ATTACKS
-from dent.evaluation.perform import Task, attacked
+from dent.evaluation.perform import Task, attacked, seeded
 from dent.evaluation.results import Score
 from dent.evaluation.sources import Sources
 from dent.evaluation.units import NATURAL, Cell, Unit
@@ -75,8 +75,8 @@ def attack_data(
         everyone = torch.ones_like(labels, dtype=torch.bool)
         for name, kept in ((NATURAL, natural), (attack, correct)):
             task = Task(Unit(cell, number, name), {} if name == NATURAL else settings or {})
-            torch.manual_seed(task.unit.seed(seed))  # as in an evaluation, for models that draw
-            result, right = attacked(task, subject, inputs, labels, everyone, seed)
+            with seeded(task.unit, sources.evaluation):
+                result, right = attacked(task, subject, inputs, labels, everyone, seed)
             kept.append(right.cpu())
         images.append(result.inputs.cpu())
     order = torch.cat(batches).argsort()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +73,24 @@ class Sources:
             static = self.model(cell.model)
             defence = as_defence(static, cell.defence)
             model = static if cell.static else defence
-            # A model may itself be a defence that sees its batch, and says so as `Dent` does.
+            # A model may itself be a defence that sees its batch, and say so as `Dent` does, or not.
             independent = defence.independent and getattr(static, "independent", True)
+            independent = independent and not self._sees_batch(model)
             self._subjects[cell] = Subject(model, static, defence, independent)
         return self._subjects[cell]
+
+    def _sees_batch(self, model: nn.Module) -> bool:
+        """Whether two inputs are answered differently together and alone, and not just at random."""
+        inputs, _ = self.read(self.batches()[0][:2])
+        with torch.no_grad(), own_draws(self.evaluation.device):
+            together, again, *parts = (model(some) for some in (inputs, inputs, *inputs.split(1)))
+        answers = [together, again, *parts]
+        if not all(isinstance(one, Tensor) and one.dim() == 2 for one in answers):
+            return False  # no logits: whoever plans with it will say so
+        alone = torch.cat(parts)
+        if together.shape != alone.shape or not torch.equal(together, again):
+            return False
+        return not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True)
 
     def batches(self) -> tuple[Tensor, ...]:
         """The images cut into batches: indices of the data set."""
@@ -85,6 +100,14 @@ class Sources:
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         dataset, device = self.dataset(), _device(self.evaluation.device)
         return dataset.read(indices).to(device), dataset.labels[indices].to(device)
+
+
+@contextmanager
+def own_draws(device: str) -> Iterator[None]:
+    """Afterwards torch draws as if nothing had been drawn within."""
+    kind = torch.device(device)
+    with torch.random.fork_rng([kind] if kind.type == "cuda" else []):
+        yield
 
 
 def cut(n: int, size: int, seed: int) -> tuple[Tensor, ...]:

@@ -141,7 +141,7 @@ class Store:
         else:
             content |= {"outcome": outcome, "sha256": _digest(outcome)}
         path = self._path(done.unit, ERROR if outcome is None else "")
-        with room(self.folder), replacing(path) as file:
+        with room(self.folder), replacing(path, tidy=False) as file:
             file.write(json.dumps(content).encode() + b"\n")
         if outcome is not None:
             self._path(done.unit, ERROR).unlink(missing_ok=True)

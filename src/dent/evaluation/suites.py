@@ -30,7 +30,6 @@ ADAPTIVE: Suite = {
 QUICK: Suite = {
     "apgd-ce": {"steps": 10},
     "denying updates": {"steps": 20, "attacks": ("apgd-ce", "apgd-dlr")},
-    "high confidence": {"steps": 10},
     "lazy": {"steps": 20},
     "fpa": {"rounds": 3, "steps": 10},
 }

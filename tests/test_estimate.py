@@ -1,0 +1,128 @@
+"""What a dry run says against what a run does: units, and forwards of the static model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cells import labelled, outcomes, sources_of, tiny, units_of_kind
+from torch import Tensor, nn
+
+from dent.evaluation import evaluate
+from dent.evaluation.estimate import estimate
+from dent.evaluation.forwards import Forwards
+from dent.evaluation.plan import Plan, make_plan
+from dent.evaluation.suites import SUITE_NOTES
+from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, Done
+
+ANSWERS = {"static": 1, "dent:steps=3": 7, "dent+:steps=1": 3}  # 2k + 1 forwards with k updates
+
+
+@pytest.mark.parametrize("defence", list(ANSWERS))
+@pytest.mark.parametrize("suite", ["standard", "plus", "rand"])
+def test_forwards_are_about_what_attacks_take_where_nothing_breaks(defence: str, suite: str) -> None:
+    net = tiny(classes=10)
+    sources = sources_of(
+        net, labelled(net, 4), defence, suite=suite, eps=1e-5, steps=2, queries=9, exhaustive=True
+    )
+    plan = make_plan(sources)
+    expected = {row.attack: row for row in estimate(plan, sources)}
+    taken = dict.fromkeys(expected, 0)
+    units = units_of_kind(plan, "direct")
+    for unit, outcome in outcomes(plan, sources, units).items():
+        assert all(outcome.correct)
+        taken[unit.attack] += outcome.queries * ANSWERS[defence] + outcome.gradients
+    for name in {unit.attack for unit in units}:
+        assert 1 / 2 <= expected[name].forwards / taken[name] <= 3, name
+
+
+def test_the_protocol_and_scenarios_are_counted_with_the_budget_that_is_asked_for() -> None:
+    net = tiny(classes=10)
+    asked: dict[str, Any] = {"suite": "full", "eps": 1e-5, "steps": 3, "queries": 12, "batch_size": 6}
+    sources = sources_of(net, labelled(net, 9), "dent:steps=1", **asked)
+    plan = make_plan(sources)
+    expected = {row.attack: row.forwards for row in estimate(plan, sources)}
+    names = [PROTOCOL, "mixed (50 %)", "one among (15)", "sorted labels"]
+    units = [unit for unit in plan.units() if unit.attack in names]
+    taken = dict.fromkeys(names, 0)
+    for unit, outcome in outcomes(plan, sources, units).items():
+        taken[unit.attack] += outcome.queries * 3 + outcome.gradients
+    for name in names:
+        assert 1 / 2 <= expected[name] / taken[name] <= 3, name
+
+
+class Counting(nn.Module):
+    """A static model that counts the images that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny(classes=10)
+        self.count = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.count += len(inputs)
+        logits: Tensor = self.net(inputs)
+        return logits
+
+
+@pytest.mark.parametrize("defences", [("static",), ("dent:steps=2", "static")])
+def test_units_are_those_of_the_plan_and_of_the_run(defences: tuple[str, ...]) -> None:
+    net = tiny(classes=10)
+    data = labelled(net, 10)
+    done: list[Done] = []
+    asked: dict[str, Any] = {"suite": "quick", "steps": 1, "batch_size": 4}
+    sources = sources_of(net, data, *defences, **asked)
+    plan = make_plan(sources)
+    rows = estimate(plan, sources)
+    evaluate(
+        {"net": net}, list(defences), data=data, eps=sources.evaluation.eps, queries=4,
+        on_unit=done.append, **asked,
+    )  # fmt: skip
+    assert sorted(one.unit.file for one in done) == sorted(unit.file for unit in plan.units())
+    counted = {
+        (row.cell, row.attack): sum(
+            (one.unit.cell, one.unit.attack) == (row.cell, row.attack) for one in done
+        )
+        for row in rows
+    }
+    assert counted == {(row.cell, row.attack): row.units for row in rows}
+    assert sum(row.units for row in rows) == len(done)
+
+
+def test_asking_for_an_estimate_attacks_nothing() -> None:
+    net = Counting()
+    data = labelled(net.net, 12)
+    sources = sources_of(net, data, "static", suite="full", steps=None, queries=None)
+    rows = estimate(make_plan(sources), sources)
+    # Twice two together and two alone, once for the plan; then four forwards of the first batch.
+    assert net.count == 6 + 2 + 4 * 4
+    assert all(row.seconds > 0 for row in rows)
+    speeds = [row.seconds / row.forwards for row in rows]
+    assert max(speeds) == pytest.approx(min(speeds))  # seconds are forwards times one speed
+
+
+@pytest.mark.parametrize("suite", list(SUITE_NOTES))
+def test_more_updates_steps_and_images_never_cost_less(suite: str) -> None:
+    net = tiny(classes=10)
+
+    def plan_of(defence: str = "dent:steps=2", n: int = 8, **asked: Any) -> Plan:
+        settings: dict[str, Any] = {"suite": suite, "steps": 5, "queries": 5} | asked
+        return make_plan(sources_of(net, labelled(net, n), defence, **settings))
+
+    def forwards(plan: Plan) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for unit in plan.units():
+            totals[unit.attack] = totals.get(unit.attack, 0) + plan.forwards(unit)
+        return totals
+
+    small = forwards(plan_of())
+    for larger in (plan_of("dent:steps=4"), plan_of(n=16), plan_of(steps=9, queries=9)):
+        found = forwards(larger)
+        assert found.keys() == small.keys()
+        assert all(found[name] >= small[name] for name in small)
+        assert any(found[name] > small[name] for name in small if name not in (NATURAL, ABOUT))
+
+
+def test_an_answer_is_two_forwards_for_each_update_and_one() -> None:
+    assert [Forwards(updates).answer for updates in (0, 1, 30)] == [1, 3, 61]
+    assert Forwards(0).gradient == 2
