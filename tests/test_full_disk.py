@@ -18,7 +18,7 @@ from dent.evaluation.store import FullError
 from dent.evaluation.units import Done
 
 STATIC: dict[str, Any] = {"defenses": ["static"], "n": 8}
-UNITS = 11  # five of each batch, and what is to be known about the cell
+UNITS = 9  # four of each batch, and what is to be known about the cell
 SAYS = (
     "no room left for the results in {}; what was finished is kept. Free some space, and run the same "
     "command again"
