@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without PASSIVE, threads that wait for work keep a busy machine's cores from doing it.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test test-slow lint bench bench-attacks clean
+.PHONY: setup demo test test-slow lint bench bench-attacks bench-scaling clean
 
 setup: .venv/installed
 
@@ -17,10 +17,11 @@ setup: .venv/installed
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/dent evaluate --out runs/demo
 
+# A process for each core, each with one thread: small tensors gain nothing from more.
 test: setup lint
-	$(BIN)/python -m pytest --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest --quiet -m slow
@@ -32,6 +33,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/defense.py --json benchmarks/defense.json
+
+bench-scaling: setup
+	$(BIN)/python benchmarks/scaling.py --json benchmarks/scaling.json
 
 bench-attacks: setup
 	$(BIN)/python benchmarks/attacks.py --json benchmarks/attacks.json

@@ -14,7 +14,7 @@ from torch import Tensor
 import dent
 from dent.attacks import AttackResult, autoattack
 from dent.attacks.norms import lengths
-from dent.evaluation import evaluate
+from dent.evaluation import Evaluation, evaluate
 from dent.evaluation.attacks import ATTACKS, attack_named, kind_of
 from dent.evaluation.perform import OutOfBallError, Task, perform
 from dent.evaluation.plan import make_plan
@@ -78,7 +78,9 @@ def test_the_suites_are_what_the_rules_ask_for() -> None:
         four = ["apgd-ce", "apgd-t", "fab-t", "square"]
         assert list(suite_attacks("standard", norm)) == four
         assert list(suite_attacks("full", norm)) == four + list(suite_attacks("adaptive", norm))
-    asked: dict[str, Any] = {"suite": "full", "norm": "linf"}
+    assert Evaluation(suite="full").with_protocol
+    assert not Evaluation(suite="quick").with_protocol
+    asked: dict[str, Any] = {"suite": "full", "norm": "linf", "protocol": True}
     settings = {name: dent.PRESETS[name] for name in ("static", "norm", "dent", "dent+")}
     whole = attacks_on(settings["dent"], independent=False, **asked)
     assert list(whole)[:3] == [NATURAL, ABOUT, PROTOCOL]

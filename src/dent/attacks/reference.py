@@ -35,13 +35,8 @@ def run_reference(
     batches of `batch_size`, in which every input that it did not break is the natural one. It does not
     tell which attack broke what.
     """
-    try:
-        from pyautoattack import AutoAttack
-    except ImportError as error:
-        raise ImportError("engine='reference' needs: pip install 'dent-defense[reference]'") from error
-
     counted, labels = _Counted(model), labels.long()
-    reference = AutoAttack(
+    reference = find_reference()(
         counted, norm=THEIRS[norm], eps=eps, version=version, seed=seed, device=inputs.device
     )
     if attacks is not None:
@@ -61,6 +56,15 @@ def run_reference(
         points, succeeds(logits, labels), logits, counted.queries, counted.gradients,
         broken=answers != labels, attacks={}, findings=findings,
     )  # fmt: skip
+
+
+def find_reference() -> Any:
+    """The class of `pyautoattack`; its absence is an error that says what to install."""
+    try:
+        from pyautoattack import AutoAttack
+    except ImportError as error:
+        raise ImportError("engine='reference' needs: pip install 'dent-defense[reference]'") from error
+    return AutoAttack
 
 
 class _Counted:

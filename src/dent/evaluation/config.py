@@ -113,6 +113,11 @@ class Evaluation:
             faults.append(f"eps: {error}")
         return faults
 
+    @property
+    def with_protocol(self) -> bool:
+        """Whether the reference AutoAttack is run: if asked for, or by the suite that has all."""
+        return self.protocol or self.suite == "full"
+
     def cells(self) -> tuple[Cell, ...]:
         """Each model with each of its defences.
 

@@ -24,7 +24,7 @@ from dent.evaluation.sources import Sources, own_draws
 from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Done, Outcome, Unit
 
 TOLERANCE = 1e-5  # of a distance, for what rounding does to it
-ROUNDS, FEW = 2, 32  # timed forwards; inputs that are enough to find something
+ROUNDS, FEW = 3, 32  # timed forwards; inputs that are enough to know what is to be known
 
 
 class OutOfBallError(ValueError):
@@ -183,6 +183,7 @@ def _protocol(
 
 
 def _about(subject: Subject, inputs: Tensor, labels: Tensor) -> tuple[Outcome, dict[str, float]]:
-    figures, took = measure_cost(subject.model, subject.static, inputs, rounds=ROUNDS)
-    found = known_findings(subject.model, inputs[:FEW], labels[:FEW])
+    few, classes = inputs[:FEW], labels[:FEW]
+    figures, took = measure_cost(subject.model, subject.static, few, rounds=ROUNDS)
+    found = known_findings(subject.model, few, classes)
     return Outcome(figures=figures, findings=tuple(asdict(finding) for finding in found)), took

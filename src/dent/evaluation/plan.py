@@ -12,13 +12,15 @@ from torch import Tensor
 
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_answer, check_labels
+from dent.attacks.reference import find_reference
 from dent.evaluation.attacks import attack_named
 from dent.evaluation.forwards import Forwards
+from dent.evaluation.perform import FEW
 from dent.evaluation.sources import Sources, cut
 from dent.evaluation.suites import Suite, attacks_on
 from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Unit
 
-ANSWERS_ABOUT = 9  # of the model, for what is to be known about a cell
+ANSWERS_ABOUT = 16  # of the model, for what is to be known about a cell
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,19 @@ class Plan:
         return starts if fits else starts[:-1]
 
     def chains(self) -> Iterator[list[Unit]]:
-        """Units that must follow one another; chains can be done in any order, and at once."""
+        """Units that must follow one another; chains can be done in any order, and at once.
+
+        What takes all points comes first: at the end it would keep one worker, while others wait.
+        """
         for cell, attacks in self.attacks.items():
+            if PROTOCOL in attacks:
+                yield [Unit(cell, WHOLE, PROTOCOL)]
             for batch in range(len(self.sizes)):
                 here = [Unit(cell, batch, name) for name in attacks if batch in self.batches(name)]
                 if self.chained[cell]:
                     yield [unit for unit in here if unit.attack != ABOUT]
                     here = [unit for unit in here if unit.attack == ABOUT]
                 yield from ([unit] for unit in here)
-            if PROTOCOL in attacks:
-                yield [Unit(cell, WHOLE, PROTOCOL)]
 
     def settings(self, unit: Unit) -> dict[str, Any]:
         return self.attacks[unit.cell][unit.attack]
@@ -86,7 +91,7 @@ class Plan:
         if unit.attack == NATURAL:
             return size * cost.answer
         if unit.attack == ABOUT:
-            return size * ANSWERS_ABOUT * cost.answer
+            return min(size, FEW) * ANSWERS_ABOUT * cost.answer
         names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
         return size * sum(attack_named(name).calls(cost, self.settings(unit)) for name in names)
 
@@ -128,6 +133,8 @@ def make_plan(sources: Sources) -> Plan:
     batches = sources.batches()
     inputs, _ = sources.read(batches[0][:2])
     everyone = sources.dataset().labels
+    if evaluation.with_protocol:
+        find_reference()
     for cell in evaluation.cells():
         subject = sources.subject(cell)
         try:
@@ -145,7 +152,7 @@ def make_plan(sources: Sources) -> Plan:
             independent=subject.independent,
             steps=evaluation.steps,
             queries=evaluation.queries,
-            protocol=evaluation.protocol,
+            protocol=evaluation.with_protocol,
         )
         updates[cell] = settings.steps
         chained[cell] = subject.independent and not evaluation.exhaustive

@@ -123,9 +123,6 @@ def work(
     chains = filter(None, waiting)  # one at a time, however many there are
     follows: dict[Unit, list[Unit]] = {}
 
-    def next_chain() -> list[Unit] | None:
-        return next(chains, None)
-
     def submit(chain: list[Unit]) -> None:
         unit, *rest = chain
         follows[unit] = rest
@@ -133,7 +130,7 @@ def work(
         engine.submit(Task(unit, plan.settings(unit), standing))
 
     while True:
-        while len(follows) < engine.slots and (chain := next_chain()):
+        while len(follows) < engine.slots and (chain := next(chains, None)):
             submit(chain)
         if not follows:
             return

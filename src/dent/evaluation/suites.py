@@ -30,7 +30,6 @@ ADAPTIVE: Suite = {
 QUICK: Suite = {
     "apgd-ce": {"steps": 10},
     "denying updates": {"steps": 20, "attacks": ("apgd-ce", "apgd-dlr")},
-    "lazy": {"steps": 20},
     "fpa": {"rounds": 3, "steps": 10},
 }
 SUITE_NOTES = {
@@ -75,7 +74,7 @@ def attacks_on(
     on one another. `steps` and `queries` replace every attack's own.
     """
     chosen: Suite = {NATURAL: {}, ABOUT: {}}
-    if protocol or suite == "full":
+    if protocol:
         chosen[PROTOCOL] = _budget(PROTOCOL, {}, steps, queries)
     for name, options in suite_attacks(suite, norm).items():
         attack = attack_named(name)
