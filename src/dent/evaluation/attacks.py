@@ -168,38 +168,21 @@ def _poisoned(
     )
 
 
+# Of the direct ones, what each costs and what it is.
+_DIRECT: dict[str, tuple[Run, Calls, str]] = {
+    "pgd": (pgd, forwards.climb, "projected gradient ascent"),
+    "apgd-ce": (SUITE_ATTACKS["apgd-ce"], forwards.climb, "APGD on the cross-entropy"),
+    "apgd-dlr": (SUITE_ATTACKS["apgd-dlr"], forwards.climb, "APGD on the logits' ratio"),
+    "apgd-t": (SUITE_ATTACKS["apgd-t"], forwards.targeted, "APGD towards nine classes"),
+    "fab": (SUITE_ATTACKS["fab"], forwards.fab, "across the nearest boundary"),
+    "fab-t": (SUITE_ATTACKS["fab-t"], forwards.fab_targeted, "across nine boundaries in turn"),
+    "square": (SUITE_ATTACKS["square"], forwards.queries, "random squares, no gradient"),
+}
 ATTACKS: dict[str, Attack] = {
-    "pgd": Attack("direct", partial(_direct, pgd), forwards.climb, "projected gradient ascent"),
-    "apgd-ce": Attack(
-        "direct", partial(_direct, SUITE_ATTACKS["apgd-ce"]), forwards.climb, "APGD on the cross-entropy"
-    ),
-    "apgd-dlr": Attack(
-        "direct",
-        partial(_direct, SUITE_ATTACKS["apgd-dlr"]),
-        forwards.climb,
-        "APGD on the logits' ratio",
-    ),
-    "apgd-t": Attack(
-        "direct",
-        partial(_direct, SUITE_ATTACKS["apgd-t"]),
-        forwards.targeted,
-        "APGD towards nine classes",
-    ),
-    "fab": Attack(
-        "direct", partial(_direct, SUITE_ATTACKS["fab"]), forwards.fab, "across the nearest boundary"
-    ),
-    "fab-t": Attack(
-        "direct",
-        partial(_direct, SUITE_ATTACKS["fab-t"]),
-        forwards.fab_targeted,
-        "across nine boundaries in turn",
-    ),
-    "square": Attack(
-        "direct",
-        partial(_direct, SUITE_ATTACKS["square"]),
-        forwards.queries,
-        "random squares, no gradient",
-    ),
+    **{
+        name: Attack("direct", partial(_direct, attack), calls, note)
+        for name, (attack, calls, note) in _DIRECT.items()
+    },
     "denying updates": Attack(
         "adaptive",
         partial(_offline, adaptive.denying_updates),
