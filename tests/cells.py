@@ -19,7 +19,7 @@ from dent.evaluation.config import make_evaluation
 from dent.evaluation.perform import Task, perform
 from dent.evaluation.plan import Plan
 from dent.evaluation.sources import Sources
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, Outcome, Unit
+from dent.evaluation.units import SPECIAL, Outcome, Unit
 
 EPS = {"linf": 0.03, "l2": 0.3, "l1": 2.0}
 INDEPENDENT = "dent+:objective=entropy,reduction=sum,steps=1"  # sample-wise in all respects
@@ -41,9 +41,8 @@ def labelled(net: nn.Module, n: int, *, wrong: int = 0) -> tuple[Tensor, Tensor]
 
 def sources_of(net: nn.Module, data: tuple[Tensor, Tensor], *defenses: str, **asked: Any) -> Sources:
     small_budget: dict[str, Any] = {"steps": 2, "queries": 4, "eps": EPS[asked.get("norm", "linf")]}
-    evaluation = make_evaluation(
-        models="net", defenses=list(defenses), n=None, **small_budget | {"batch_size": 4} | asked
-    )
+    small_budget |= {"batch_size": 4, "battle": False}
+    evaluation = make_evaluation(models="net", defenses=list(defenses), n=None, **small_budget | asked)
     return Sources(evaluation, {"net": net}, from_arrays(*data))
 
 
@@ -93,5 +92,5 @@ class Watched:
 
 def units_of_kind(plan: Plan, *kinds: str) -> list[Unit]:
     """The units whose attacks are of these kinds; not those that are no attacks."""
-    attacks = [unit for unit in plan.units() if unit.attack not in (NATURAL, ABOUT, PROTOCOL)]
+    attacks = [unit for unit in plan.units() if unit.attack not in SPECIAL]
     return [unit for unit in attacks if kind_of(unit.attack) in kinds]

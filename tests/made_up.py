@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dent.evaluation.results import Results
-from dent.evaluation.summary import summarize
+from dent.evaluation.summary import count_units, summarize
+from dent.evaluation.tally import Tally
 from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
 
 KINDS = {"apgd-ce": "direct", "square": "direct", "denying": "adaptive", "fpa": "adaptive"}
 KINDS |= {"mixed (50 %)": "scenario", "sorted": "scenario"}
+ATTACKS = [name for name, kind in KINDS.items() if kind != "scenario"]
 Bits = NDArray[np.bool_]
 
 
@@ -64,20 +67,42 @@ def cut(n: int, size: int, seed: int = 0) -> list[list[int]]:
     return [order[start : start + size] for start in range(0, n, size)]
 
 
-def summary(*made: MadeUp, extra: Sequence[Done] = (), **about: Any) -> Results:
-    """What `summarize` makes of them, and of further units of their cells."""
+@st.composite
+def made_up(draw: st.DrawFn, failures: bool = True) -> MadeUp:
+    """Any cell: sizes, attacks, what breaks what, which units fail."""
+    n, size = draw(st.integers(1, 30)), draw(st.integers(1, 12))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    attacks = draw(st.lists(st.sampled_from(ATTACKS), unique=True))
+    names = [NATURAL, *sorted(attacks, key=ATTACKS.index)]
+    share = draw(st.sampled_from([0.0, 0.5, 0.8, 1.0]))
+    survives: dict[str, Bits] = {name: rng.random(n) < share for name in names}
+    batches = cut(n, size, seed=int(rng.integers(100)))
+    units = [(name, batch) for name in names for batch in range(len(batches))]
+    failed = draw(st.sets(st.sampled_from(units), max_size=3)) if failures else set()
+    return MadeUp(batches, survives, cumulative=draw(st.booleans()), failed=frozenset(failed))
+
+
+def tallies(
+    *made: MadeUp, extra: Sequence[Done] = (), done: Iterable[Done] | None = None
+) -> dict[Cell, Tally]:
+    """What `count_units` makes of them, and of further units of their cells; or of what is done."""
     further = {
         one.cell: [done.unit.attack for done in extra if done.unit.cell == one.cell] for one in made
     }
-    return summarize(
+    every = [*(one for cell in made for one in cell.done()), *extra]
+    return count_units(
         [one.cell for one in made],
         {one.cell: [*one.survives, *dict.fromkeys(further[one.cell])] for one in made},
         made[0].batches,
-        iter([*(done for one in made for done in one.done()), *extra]),
-        about=about,
+        iter(every) if done is None else done,
         cumulative={one.cell: one.cumulative for one in made}.__getitem__,
         kind_of=KINDS.__getitem__,
     )
+
+
+def summary(*made: MadeUp, extra: Sequence[Done] = (), **about: Any) -> Results:
+    """What `summarize` makes of them."""
+    return summarize(tallies(*made, extra=extra), about)
 
 
 def example(*, failed: frozenset[tuple[str, int]] = frozenset(), protocol: bool = True) -> Results:

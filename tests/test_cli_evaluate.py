@@ -49,9 +49,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_table_and_where_the_report_is(runs: Path) -> None:
     shown = (runs / "b.txt").read_text()
-    for text in ("natural", "worst case", "95 %", "dent+:steps=1", "linf 5/255", "n = 8", "report.md"):
+    for text in ("natural", "worst case", "95 %", "dent+:steps=1", "linf 5/255", "n = 8", "report.html"):
         assert text in shown
-    for name in ("report.md", "results.json", "results.csv", "run.json"):
+    for name in ("report.html", "report.md", "results.json", "results.csv", "run.json"):
         assert (runs / "b" / name).stat().st_size > 100
     assert shown.splitlines()[0] in dent.load_results(runs / "b").table()
 
@@ -109,6 +109,25 @@ def test_a_file_of_settings_which_flags_override(tmp_path: Path) -> None:
     ]
 
 
+def test_chosen_attacks_instead_of_a_suite(tmp_path: Path) -> None:
+    chosen = ["--attack", "square:queries=3", "--attack", "fpa: steps=2, rounds=1", "--defense", "norm"]
+    done = run("evaluate", *TINY[:-4], "--eps", "0.02", *chosen, "--no-battle", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content["about"]["asked"]["attacks"] == ["square:queries=3", "fpa:rounds=1,steps=2"]
+    assert list(content["cells"][0]["attacks"]) == ["square", "fpa"]
+    assert content["cells"][0]["missing"] == []
+    (folder,) = (tmp_path / "runs").iterdir()  # named after no suite
+    assert folder.name.startswith("chosen-")
+    assert dent.load_results(folder).to_json() == content
+    (tmp_path / "e.yaml").write_text("attacks: [apgd-ce, fab]\n")
+    rows = json.loads(
+        run("evaluate", "e.yaml", *TINY, *chosen, "--dry-run", "--json", cwd=tmp_path).stdout
+    )
+    assert {"square", "fpa"} <= {row["attack"] for row in rows}
+    assert not {"apgd-ce", "fab"} & {row["attack"] for row in rows}  # flags win
+
+
 def test_one_attack_keeps_its_images(tmp_path: Path) -> None:
     arguments = ["--data", "runs:images", "--n", "8", "--eps", "0.02", "--steps", "2"]
     done = run("attack", "runs:model", *arguments, "--out", "made.npz", "--json", cwd=tmp_path)
@@ -133,6 +152,13 @@ def test_one_attack_keeps_its_images(tmp_path: Path) -> None:
         (["evaluate", "--engine", "rey"], "here, ray"),
         (["evaluate", "none.yaml"], "none.yaml"),
         (["evaluate", "--n", "-3"], "n: expected an integer >= 1, got -3"),
+        (["evaluate", "--attack", "apgd"], "attacks: unknown attack 'apgd'; did you mean"),
+        (
+            ["evaluate", "--attack", "fpa:round=3"],
+            "did you mean 'rounds'? Expected any of: rounds, loss",
+        ),
+        (["evaluate", "--attack", "fpa", "--attack", "fpa:steps=3"], "name a variant as fpa (other)"),
+        (["evaluate", "--attack", "mixed"], "write mixed:share="),
         (["attack", "resnet20-at", "--attack", "poisoning"], "unknown attack 'poisoning'"),
         (["attack", "resnet20-at", "--attack", "lazy"], "makes none"),
         (["attack", "resnet20-at", "--out", "x.png"], "x.png"),

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from dent.evaluation import evaluate
 from dent.evaluation.estimate import estimate
 from dent.evaluation.forwards import Forwards
+from dent.evaluation.perform import BATTLE_STEPS, FEW
 from dent.evaluation.plan import Plan, make_plan
 from dent.evaluation.suites import SUITE_NOTES
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, Done
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, Done
 
 ANSWERS = {"static": 1, "dent:steps=3": 7, "dent+:steps=1": 3}  # 2k + 1 forwards with k updates
 
@@ -65,12 +66,26 @@ class Counting(nn.Module):
         return logits
 
 
+@pytest.mark.parametrize("defence", ["norm", "dent:steps=3"])
+def test_a_battle_is_counted_as_two_attacks_on_few_images(defence: str) -> None:
+    net = Counting()
+    sources = sources_of(net, labelled(net.net, 40), defence, battle=True, batch_size=40)
+    plan = make_plan(sources)
+    (unit,) = [unit for unit in plan.units() if unit.attack == BATTLE]
+    net.count = 0
+    outcomes(plan, sources, [unit])
+    assert net.count % FEW == 0
+    # A backward counts as a forward: of each update, and of each step of both attacks.
+    taken = net.count * (2 if defence.startswith("dent") else 1) + FEW * 2 * BATTLE_STEPS
+    assert 1 / 2 <= plan.forwards(unit) / taken <= 3
+
+
 @pytest.mark.parametrize("defences", [("static",), ("dent:steps=2", "static")])
 def test_units_are_those_of_the_plan_and_of_the_run(defences: tuple[str, ...]) -> None:
     net = tiny(classes=10)
     data = labelled(net, 10)
     done: list[Done] = []
-    asked: dict[str, Any] = {"suite": "quick", "steps": 1, "batch_size": 4}
+    asked: dict[str, Any] = {"suite": "quick", "steps": 1, "batch_size": 4, "battle": True}
     sources = sources_of(net, data, *defences, **asked)
     plan = make_plan(sources)
     rows = estimate(plan, sources)
@@ -87,6 +102,7 @@ def test_units_are_those_of_the_plan_and_of_the_run(defences: tuple[str, ...]) -
     }
     assert counted == {(row.cell, row.attack): row.units for row in rows}
     assert sum(row.units for row in rows) == len(done)
+    assert sum(row.attack == BATTLE for row in rows) == len(defences) - 1  # not of a static cell
 
 
 def test_asking_for_an_estimate_attacks_nothing() -> None:
@@ -120,7 +136,8 @@ def test_more_updates_steps_and_images_never_cost_less(suite: str) -> None:
         found = forwards(larger)
         assert found.keys() == small.keys()
         assert all(found[name] >= small[name] for name in small)
-        assert any(found[name] > small[name] for name in small if name not in (NATURAL, ABOUT))
+        attacks = small.keys() - {NATURAL, ABOUT}
+        assert not attacks or any(found[name] > small[name] for name in attacks)
 
 
 def test_an_answer_is_two_forwards_for_each_update_and_one() -> None:

@@ -20,7 +20,7 @@ from dent.evaluation.perform import OutOfBallError, Task, perform
 from dent.evaluation.plan import make_plan
 from dent.evaluation.single import attack_data
 from dent.evaluation.suites import SUITE_NOTES, attacks_on, suite_attacks
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Unit
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, WHOLE, Unit
 
 DEFENCES = ("static", "dent:steps=2", "dent+:steps=1", INDEPENDENT)
 
@@ -80,10 +80,10 @@ def test_the_suites_are_what_the_rules_ask_for() -> None:
         assert list(suite_attacks("full", norm)) == four + list(suite_attacks("adaptive", norm))
     assert Evaluation(suite="full").with_protocol
     assert not Evaluation(suite="quick").with_protocol
-    asked: dict[str, Any] = {"suite": "full", "norm": "linf", "protocol": True}
+    asked: dict[str, Any] = {"suite": suite_attacks("full", "linf"), "protocol": True, "battle": True}
     settings = {name: dent.PRESETS[name] for name in ("static", "norm", "dent", "dent+")}
     whole = attacks_on(settings["dent"], independent=False, **asked)
-    assert list(whole)[:3] == [NATURAL, ABOUT, PROTOCOL]
+    assert list(whole)[:4] == [NATURAL, ABOUT, PROTOCOL, BATTLE]
     assert set(whole) == set(attacks_on(settings["dent+"], independent=False, **asked))
     assert set(suite_attacks("full", "linf")) < set(whole)
     still = set(attacks_on(settings["norm"], independent=False, **asked))  # without updates
@@ -92,10 +92,11 @@ def test_the_suites_are_what_the_rules_ask_for() -> None:
     assert still - alone == {
         name for name in suite_attacks("full", "linf") if kind_of(name) == "scenario"
     }
-    assert PROTOCOL not in attacks_on(settings["dent"], independent=False, suite="quick", norm="linf")
+    quick = suite_attacks("quick", "linf")
+    assert list(attacks_on(settings["dent"], independent=False, suite=quick)) == [NATURAL, ABOUT, *quick]
     budget = attacks_on(settings["dent"], independent=False, steps=7, queries=8, **asked)
     for name, given in budget.items():
-        expected = {} if name in (NATURAL, ABOUT) else {"steps": 7}
+        expected = {} if name in (NATURAL, ABOUT, BATTLE) else {"steps": 7}
         expected = {"queries": 8} if name == "square" else expected
         expected = {"steps": 7, "queries": 8} if name == PROTOCOL else expected
         assert {key: given.get(key) for key in ("steps", "queries") if key in given} == expected

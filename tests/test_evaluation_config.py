@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import dent
 from dent.defense.settings import PRESETS, Settings
 from dent.evaluation import Evaluation, make_evaluation, read_evaluation
-from dent.evaluation.defences import as_defence, defence_settings, defence_text, defended
+from dent.evaluation.defences import as_defence, defence_text
 
+NET = tiny()
 EXAMPLE = Path(__file__).parent.parent / "examples" / "evaluate.yaml"
 rates = st.one_of(st.floats(1e-9, 10), st.integers(1, 3))
 OVERRIDES = st.fixed_dictionaries(
@@ -44,7 +45,7 @@ def test_a_defence_has_one_text_that_says_all_of_it(
 ) -> None:
     wanted = Settings(**vars(PRESETS[preset]) | overrides)
     text = defence_text({"preset": preset, **overrides})
-    assert defence_settings(text) == wanted
+    assert as_defence(NET, text).settings == wanted
     assert defence_text(text) == text
     order = data.draw(st.permutations(list(overrides)))
     space = data.draw(st.sampled_from(["", " "]))
@@ -84,7 +85,7 @@ def test_one_way_to_write_a_defence(asked: str | dict[str, Any], text: str) -> N
         ("dentt", "unknown preset 'dentt'; did you mean 'dent'"),
         ("", "unknown preset ''"),
         ("dent:step=3,lrr=1", "unknown settings: step, lrr; did you mean 'steps' or 'lr'"),
-        ("dent:steps", "expected a defence such as dent"),
+        ("dent:steps", "expected a text such as dent"),
         ("dent:steps=3,steps=4", "got steps twice"),
         ("dent:steps=-1,lr=x", r"(?s)2 wrong settings.*lr: .* got 'x'.*steps: .* got -1"),
         ("static:steps=3", "3 updates of nothing"),
@@ -106,7 +107,6 @@ def test_a_defence_by_text_is_the_defence() -> None:
     net, inputs = tiny(), torch.rand(3, 3, 8, 8)
     made, by_hand = as_defence(net, "dent:lr=0.1,steps=2"), dent.defend(net, "dent", lr=0.1, steps=2)
     assert torch.equal(made(inputs), by_hand(inputs))
-    assert defended(net, "static") is net
     assert as_defence(net, "static").settings.steps == 0
 
 
@@ -122,7 +122,8 @@ def test_the_example_loads_and_flags_override_it() -> None:
 def test_what_was_asked_can_be_asked_again(tmp_path: Path) -> None:
     asked = make_evaluation(
         models=["resnet20-at"], defenses=[{"preset": "dent", "betas": [0.8, 0.9]}], n=0, eps="2/255",
-        norm="l2", steps=0, queries=0, protocol=True, exhaustive=True, seed=3,
+        norm="l2", steps=0, queries=0, protocol=True, exhaustive=True, seed=3, battle=False,
+        attacks=["fab", "denying updates:attacks=apgd-ce,apgd-t", "mixed (a b):share=0.25"],
     )  # fmt: skip
     path = tmp_path / "asked.yaml"
     path.write_text(yaml.safe_dump(asked.to_json()))
@@ -152,6 +153,9 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "device: 0": ("device: expected a name, got 0",),
     "protocol: 1": ("protocol: expected true or false, got 1",),
     "exhaustive: all": ("exhaustive: expected true or false, got 'all'",),
+    "battle: 3": ("battle: expected true or false, got 3",),
+    "attacks: null": ("attacks: expected a list of names, got None",),
+    "attacks: [5, fabb]": ("attacks: expected an attack such as", "unknown attack 'fabb'"),
     "sweet: quick\n2: 3": ("unknown settings of the evaluation: sweet, 2;", "Expected any of: models,"),
     "- suite: quick": ("expected settings in", "got list"),
     "quick": ("expected settings in", "got str"),

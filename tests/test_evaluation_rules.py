@@ -21,7 +21,7 @@ from dent.evaluation.attacks import ATTACKS
 from dent.evaluation.perform import OutOfBallError
 from dent.evaluation.plan import make_plan
 from dent.evaluation.sources import cut
-from dent.evaluation.units import ABOUT, NATURAL, Cell, Done, Unit
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, Cell, Done, Unit
 
 
 @given(n=st.integers(1, 60), size=st.integers(1, 70), seed=st.integers(0, 5))
@@ -177,7 +177,7 @@ def test_later_attacks_get_what_stands_where_inputs_are_independent_and_all_else
         shares = []
         for one in done:
             assert one.outcome is not None
-            if one.unit.attack == ABOUT:
+            if one.unit.attack in (ABOUT, BATTLE):
                 continue
             at = one.unit.cell, one.unit.batch
             left = standing.setdefault(at, [True] * 8)

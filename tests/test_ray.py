@@ -110,6 +110,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return files(folder)
 
 
+def begin_of_second_batch(unbroken: dict[str, Any]) -> int:
+    (*_, content) = (unbroken[name] for name in unbroken if name.endswith("00001_natural.json"))
+    point: int = content["outcome"]["points"][0]
+    return point
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Reader:
     (tmp_path / "reads").mkdir()
@@ -125,9 +131,8 @@ def test_two_workers_of_its_own_write_the_store_of_one_process(tmp_path: Path) -
     assert not ray.is_initialized()
     assert "RAY_USAGE_STATS_ENABLED" not in os.environ
     assert files(folders[0]) == files(folders[1])
-    assert (
-        len(files(folders[1])) == 2 + 18
-    )  # four units of each of two batches in both cells, and `about` of each
+    # Four units of each of two batches in both cells, `about` of each, and a battle.
+    assert len(files(folders[1])) == 2 + 16 + 2 + 1
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
@@ -211,11 +216,7 @@ def test_a_unit_that_always_kills_its_worker_fails_alone(
 ) -> None:
     monkeypatch.setattr(cluster, "RETRIES", 1)
     settings: dict[str, Any] = {"engine": "ray", "defenses": ["static"]}
-    second = next(
-        content["outcome"]["points"][0]
-        for name, content in unbroken.items()
-        if name.endswith("00001_natural.json")
-    )
+    second = begin_of_second_batch(unbroken)
 
     def die(batch: int, count: int, images: Tensor) -> Tensor:
         if batch == second and count in (2, 3):  # the first attack on it, and the same again
@@ -272,16 +273,24 @@ def test_units_that_fail_are_done_again_and_no_other(started: None, tmp_path: Pa
 
 
 def test_a_broken_rule_stops_the_run(started: None, tmp_path: Path, unbroken: dict[str, Any]) -> None:
-    def too_bright(batch: int, count: int, images: Tensor) -> Tensor:
-        return images + 1 if count == 3 else images
+    """In a chain, the first to read the second batch is its first unit, whoever else is at work."""
+    second = begin_of_second_batch(unbroken)
+    settings: dict[str, Any] = {"defenses": ["static"], "engine": "ray"}
 
-    with pytest.raises(OutOfBallError, match=r"net, .*left \[0, 1\]; nothing is scored") as error:
-        run(tmp_path / "run", Reader(tmp_path, too_bright), engine="ray")
+    def too_bright(batch: int, count: int, images: Tensor) -> Tensor:
+        return images + 1 if (batch, count) == (second, 1) else images
+
+    says = r"^net, static, .*, natural, batch 1: .* left \[0, 1\]; nothing is scored"
+    with pytest.raises(OutOfBallError, match=says) as error:
+        run(tmp_path / "run", Reader(tmp_path, too_bright), **settings)
     assert type(error.value) is OutOfBallError
     assert not (tmp_path / "run" / "results.json").exists()
-    # An attack may have refused such images first: its chain went on, and was given more than unbroken.
-    assert run(tmp_path / "run", Reader(tmp_path), engine="ray").complete
-    assert files(tmp_path / "run").keys() == unbroken.keys()
+    assert run(tmp_path / "run", Reader(tmp_path), **settings).complete
+    assert run(tmp_path / "unbroken", Reader(tmp_path), defenses=["static"]).complete
+    assert files(tmp_path / "run") == files(tmp_path / "unbroken")
+    # Units do not know what else is in their run.
+    units = {name: one for name, one in files(tmp_path / "run").items() if name.startswith("units")}
+    assert units == {name: unbroken[name] for name in units}
 
 
 MODULE = """

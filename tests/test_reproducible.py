@@ -132,4 +132,4 @@ def test_memory_does_not_grow_with_n(tmp_path: Path) -> None:
     with python(PEAKS, tmp_path) as process:
         few, many = answer(process)
     assert many - few < 10  # MB; the images alone would be 15
-    assert len(list((tmp_path / "10000" / "units").rglob("*.json"))) == 50 * (4 + 4) + 2
+    assert len(list((tmp_path / "10000" / "units").rglob("*.json"))) == 50 * (4 + 4) + 2 + 1

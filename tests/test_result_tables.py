@@ -10,11 +10,12 @@ import pytest
 from made_up import MadeUp, cut, example, summary
 
 from dent.evaluation.results import Cost, Results
-from dent.evaluation.sections import marks, sections
-from dent.evaluation.table import LONG, csv_text, markdown, rows, section_text, text
+from dent.evaluation.sections import Section, marks, sections
+from dent.evaluation.table import LONG, csv_text, markdown, section_text, text
 from dent.evaluation.units import NATURAL, Cell
 from dent.report.evaluation import show_results
 
+UNDER_EACH = "Accuracy in % under each attack"
 PARTIAL = frozenset({("apgd-ce", 1), ("fpa", 2)})
 
 
@@ -28,9 +29,13 @@ def row_of(defence: str, lines: list[str]) -> list[str]:
     return fields(line)
 
 
+def section(results: Results, title: str) -> Section:
+    (found,) = [one for one in sections(results) if one.title == title]
+    return found
+
+
 def part(results: Results, title: str, width: int = 100) -> list[str]:
-    (section,) = [one for one in sections(results) if one.title == title]
-    return section_text(section, width).splitlines()
+    return section_text(section(results, title), width).splitlines()
 
 
 def test_the_main_table() -> None:
@@ -85,7 +90,7 @@ def test_what_is_too_wide_goes_on_below(width: int) -> None:
 
 def test_attacks_in_order_and_chains_marked() -> None:
     results = example()
-    lines = part(results, "Accuracy in % under each attack")
+    lines = part(results, UNDER_EACH)
     header = fields(lines[2])
     assert header == ["defence", "apgd-ce", "square", "direct", "denying", "fpa"]
     static, dent = results.cells[:2]
@@ -103,8 +108,9 @@ def test_attacks_are_in_the_order_of_the_cell_that_has_most() -> None:
     few = MadeUp(cut(4, 4), dict.fromkeys([NATURAL, "apgd-ce", "fpa"], bits))
     most = dict.fromkeys([NATURAL, "apgd-ce", "denying", "fpa"], bits)
     results = summary(few, MadeUp(cut(4, 4), most, Cell("net", "dent", 8 / 255, "linf")))
-    assert list(rows(results)[0])[5:8] == ["apgd-ce", "denying", "fpa"]
-    assert row_of("dent+", part(results, "Accuracy in % under each attack"))[2] == "-"
+    (group,) = section(results, UNDER_EACH).groups
+    assert [list(row) for row in group.rows] == [["defence", "apgd-ce", "denying", "fpa"]] * 2
+    assert row_of("dent+", part(results, UNDER_EACH))[2] == "-"
 
 
 def test_what_one_attack_alone_breaks_is_a_share() -> None:
@@ -191,16 +197,20 @@ def test_nothing_is_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert row_of("dent+", part(summary(begun), "Accuracy in %")) == ["dent+", *["-"] * 5]
 
 
-def test_the_wide_rows_have_every_attack() -> None:
+def test_every_cell_has_every_attack() -> None:
     results = example()
-    for row, cell in zip(rows(results), results.cells, strict=True):
-        assert row["worst case"] == f"{cell.worst.percent:.1f}"
-        assert row["without adaptive"] == f"{cell.direct.percent:.1f}"
-        assert [row[name] for name in cell.attacks] == [
-            f"{one.percent:.1f}" for one in cell.attacks.values()
-        ]
-        assert (row["n"], row["ball"]) == ("200", "linf 8/255")
-    assert "paper's protocol" not in rows(example(protocol=False))[0]
+    groups = section(results, UNDER_EACH).groups
+    assert [(group.model, group.ball, group.n) for group in groups] == [
+        ("net-a", "linf 8/255", "200"),
+        ("net-b", "linf 8/255", "200"),
+    ]
+    rows = [row for group in groups for row in group.rows]
+    for row, cell in zip(rows, results.cells, strict=True):
+        assert row["defence"].rstrip("*") == cell.cell.defence
+        assert row["all direct"] == f"{cell.direct.percent:.1f}"
+        assert {name: row[name] for name in cell.attacks} == {
+            name: f"{one.percent:.1f}" for name, one in cell.attacks.items()
+        }
 
 
 def test_what_is_claimed_is_said() -> None:

@@ -20,7 +20,7 @@ from dent.evaluation import engines, evaluate, load_results
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import Store
 from dent.evaluation.suites import SUITE_NOTES, suite_attacks
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
+from dent.evaluation.units import SPECIAL, WHOLE, Cell, Done, Outcome, Unit
 
 STATIC: dict[str, Any] = {"defenses": ["static"], "n": 8}
 
@@ -231,6 +231,11 @@ names = st.text(max_size=200)
 cells = st.builds(Cell, names, names, st.floats(0, allow_infinity=False), names)
 numbers = st.integers(0, 10**6)
 figures = st.dictionaries(names, st.floats(allow_nan=False))
+plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, st.floats(allow_nan=False), names),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
+    max_leaves=6,
+)
 findings = st.fixed_dictionaries({"name": names, "message": names, "figures": figures})
 
 
@@ -241,6 +246,7 @@ def outcomes(draw: st.DrawFn) -> Outcome:
     return Outcome(
         points, draw(bits), draw(bits), draw(numbers), draw(numbers),
         draw(st.floats(0, allow_nan=False)), draw(figures), tuple(draw(st.lists(findings, max_size=2))),
+        draw(st.dictionaries(names, plain, max_size=3)),
     )  # fmt: skip
 
 
@@ -283,7 +289,7 @@ def test_every_cell_has_a_name_of_its_own(first: Cell, second: Cell) -> None:
 
 def test_every_unit_of_every_suite_has_a_file_and_a_seed_of_its_own() -> None:
     every = [suite_attacks(name, norm) for name in SUITE_NOTES for norm in ("linf", "l2", "l1")]
-    attacks = {NATURAL, ABOUT, PROTOCOL, *(attack for suite in every for attack in suite)}
+    attacks = {*SPECIAL, *(attack for suite in every for attack in suite)}
     cell, other = Cell("net", "dent+", 0.1, "linf"), Cell("net", "dent_", 0.1, "linf")
     units = [Unit(c, b, a) for c in (cell, other) for b in (WHOLE, 0, 1, 123456) for a in attacks]
     assert len({unit.file.lower() for unit in units}) == len(units)  # also where case is not kept

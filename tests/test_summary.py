@@ -11,29 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import KINDS, Bits, MadeUp, cut, summary
+from made_up import ATTACKS, MadeUp, cut, made_up, summary, tallies
 
 from dent.evaluation.results import CellResult, Score
-from dent.evaluation.summary import summarize
+from dent.evaluation.summary import count_units, summarize
 from dent.evaluation.units import NATURAL, Cell, Done, Outcome, Unit
 
-ATTACKS = ["apgd-ce", "square", "denying", "fpa"]
 DIRECT = [NATURAL, "apgd-ce", "square"]
-
-
-@st.composite
-def made_up(draw: st.DrawFn, failures: bool = True) -> MadeUp:
-    """Any cell: sizes, attacks, what breaks what, which units fail."""
-    n, size = draw(st.integers(1, 30)), draw(st.integers(1, 12))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    attacks = draw(st.lists(st.sampled_from(ATTACKS), unique=True))
-    names = [NATURAL, *sorted(attacks, key=ATTACKS.index)]
-    share = draw(st.sampled_from([0.0, 0.5, 0.8, 1.0]))
-    survives: dict[str, Bits] = {name: rng.random(n) < share for name in names}
-    batches = cut(n, size, seed=int(rng.integers(100)))
-    units = [(name, batch) for name in names for batch in range(len(batches))]
-    failed = draw(st.sets(st.sampled_from(units), max_size=3)) if failures else set()
-    return MadeUp(batches, survives, cumulative=draw(st.booleans()), failed=frozenset(failed))
 
 
 def by_hand(made: MadeUp, attacks: list[str], counted: list[str]) -> Score:
@@ -112,16 +96,7 @@ def test_the_order_of_units_does_not_matter(made: MadeUp, order: random.Random) 
 
 
 def summarized(made: MadeUp, done: Iterator[Done]) -> CellResult:
-    results = summarize(
-        [made.cell],
-        {made.cell: list(made.survives)},
-        made.batches,
-        done,
-        about={},
-        cumulative=lambda _: made.cumulative,
-        kind_of=KINDS.__getitem__,
-    )
-    return results.cells[0]
+    return summarize(tallies(made, done=done), {}).cells[0]
 
 
 def test_a_unit_that_failed_in_a_chain_and_was_repeated() -> None:
@@ -192,7 +167,7 @@ def test_nothing_done_and_nothing_asked() -> None:
     found = summarized(made, iter([]))
     assert found.worst == found.natural == found.direct == Score(0, 0)
     assert (len(found.missing), found.points, found.cost, found.findings) == (4, {}, None, ())
-    empty = summarize([], {}, [], [], about={}, cumulative=bool, kind_of=str)
+    empty = summarize(count_units([], {}, [], [], cumulative=bool, kind_of=str), {})
     assert empty.cells == ()
     assert empty.complete
 

@@ -9,8 +9,8 @@ import pytest
 from made_up import KINDS, MadeUp, cut, summary
 
 from dent.evaluation.results import Score
-from dent.evaluation.summary import summarize
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
+from dent.evaluation.summary import count_units
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
 
 
 def test_the_gap_is_what_is_claimed_minus_what_stands() -> None:
@@ -53,17 +53,16 @@ def test_scenarios_are_counted_apart() -> None:
 def test_an_attack_need_not_have_units_in_all_batches() -> None:
     made = MadeUp(cut(6, 2), {NATURAL: np.ones(6, bool)})
     done = [Done(Unit(made.cell, batch, "sorted"), Outcome((1,), (True,), (True,))) for batch in (0, 2)]
-    results = summarize(
+    counted = count_units(
         [made.cell],
         {made.cell: [NATURAL, "sorted", ABOUT]},
         made.batches,
         [*made.done(), *done],
-        about={},
         cumulative=bool,
         kind_of=KINDS.__getitem__,
         planned=lambda attack: {"sorted": (0, 2), ABOUT: (1,)}.get(attack, range(3)),
     )
-    assert [name.rpartition(", ")[2] for name in results.cells[0].missing] == ["batch 1: not done"]
+    assert [name.rpartition(", ")[2] for name in counted[made.cell].missing()] == ["batch 1: not done"]
 
 
 def test_cost_and_findings_come_from_the_unit_about() -> None:
@@ -75,6 +74,19 @@ def test_cost_and_findings_come_from_the_unit_about() -> None:
     assert found.cost is not None
     assert (found.cost.times_flops, found.cost.times_seconds) == (13.0, 3.0)
     assert found.findings == (finding,)
+
+
+def test_a_battle_is_kept_as_it_was_recorded_and_judges_nothing() -> None:
+    made = MadeUp(cut(4, 2), {NATURAL: np.ones(4, bool)})
+    unit = Unit(made.cell, 0, BATTLE)
+    failed = Done(unit, error="RuntimeError: no memory")
+    (without,), (missing,), (found,) = (
+        summary(made, extra=extra).cells
+        for extra in ([], [failed], [failed, Done(unit, Outcome(battle={"steps": 10}))])
+    )
+    assert (without.battle, missing.battle, found.battle) == (None, None, {"steps": 10})
+    assert missing.missing == (f"{unit}: RuntimeError: no memory",)  # of one batch, and no other
+    assert replace(found, battle=None) == replace(missing, missing=()) == without
 
 
 def test_a_defence_is_compared_with_its_static_model_alone() -> None:

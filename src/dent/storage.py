@@ -61,6 +61,10 @@ def _remove_leftovers(path: Path) -> None:
                 leftover.unlink()
 
 
+class BusyError(ValueError):
+    """Another process has the folder."""
+
+
 @contextmanager
 def locked(folder: Path, *, doing: str) -> Iterator[None]:
     """Keep a folder for this process; where another has it, say that it is `doing` something there.
@@ -74,7 +78,7 @@ def locked(folder: Path, *, doing: str) -> Iterator[None]:
     ...         pass
     Traceback (most recent call last):
     ...
-    ValueError: another process trains in ...; wait for it, or choose another folder
+    dent.storage.BusyError: another process trains in ...; wait for it, or choose another folder
     """
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
@@ -84,7 +88,7 @@ def locked(folder: Path, *, doing: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(
+            raise BusyError(
                 f"another process {doing} in {folder}; wait for it, or choose another folder"
             ) from error
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from dent.evaluation.defences import defence_text
-from dent.evaluation.suites import SUITE_NOTES
+from dent.evaluation.suites import SUITE_NOTES, Suite, attack_text, chosen_attacks, suite_attacks
 from dent.evaluation.units import Cell
 from dent.fields import number, refuse, setting, wrong_choices
 from dent.names import check_known
@@ -35,7 +35,7 @@ class Evaluation:
     Traceback (most recent call last):
     ...
     ValueError: 2 wrong settings of the evaluation:
-      suite: expected one of quick, standard, plus, rand, adaptive, full, got 'quik'
+      suite: expected one of quick, standard, plus, rand, adaptive, none, full, got 'quik'
       n: expected an integer >= 1, got -1
     """
 
@@ -44,6 +44,9 @@ class Evaluation:
         (), "defences, as dent+ or dent:steps=10; those that suit the model if not given"
     )
     suite: str = setting("quick", "attacks", tuple(SUITE_NOTES))
+    attacks: tuple[str, ...] = setting(
+        (), "attacks instead of a suite, as apgd-ce or fpa:rounds=3,steps=10"
+    )
     data: str = setting("cifar10", "data set, see `dent list data`")
     n: int | None = setting(128, "how many images; all if 0 or null")
     batch_size: int = setting(128, "images of a batch; the defence adapts to each batch")
@@ -57,6 +60,7 @@ class Evaluation:
         False, "also run the reference AutoAttack as the paper did (extra: reference)"
     )
     exhaustive: bool = setting(False, "attack also what an attack before has broken")
+    battle: bool = setting(True, "also record an attack step by step, for the report")
     seed: int = setting(0, "of the batches and of every attack")
     device: str = setting("cpu", "cpu, cuda, cuda:1, mps")
 
@@ -64,6 +68,12 @@ class Evaluation:
         if self.n == 0 and self.n is not False:
             object.__setattr__(self, "n", None)
         faults = self._names("models", _model_name) + self._names("defenses", defence_text)
+        faults += self._names("attacks", attack_text)
+        if not faults:
+            try:
+                chosen_attacks(self.attacks)
+            except ValueError as error:
+                faults.append(f"attacks: {error}")
         if self.models == ():
             faults.append("models: expected one or more, got none")
         faults += wrong_choices(self) + self._type_faults() + self._number_faults()
@@ -87,7 +97,7 @@ class Evaluation:
         faults = []
         for kind, what, names in (
             (str, "a name", ("data", "device")),
-            (bool, "true or false", ("protocol", "exhaustive")),
+            (bool, "true or false", ("protocol", "exhaustive", "battle")),
         ):
             for name in names:
                 if not isinstance(value := getattr(self, name), kind):
@@ -116,7 +126,11 @@ class Evaluation:
     @property
     def with_protocol(self) -> bool:
         """Whether the reference AutoAttack is run: if asked for, or by the suite that has all."""
-        return self.protocol or self.suite == "full"
+        return self.protocol or (self.suite == "full" and not self.attacks)
+
+    def attacks_in(self, norm: str) -> Suite:
+        """The attacks that were asked for, or those of the suite."""
+        return chosen_attacks(self.attacks) if self.attacks else suite_attacks(self.suite, norm)
 
     def cells(self) -> tuple[Cell, ...]:
         """Each model with each of its defences.
@@ -148,7 +162,7 @@ def make_evaluation(content: Mapping[str, Any] | None = None, **given: Any) -> E
     """
     asked = {str(name): value for name, value in {**(content or {}), **given}.items()}
     check_known("settings of the evaluation", asked, [one.name for one in fields(Evaluation)])
-    for name in ("models", "defenses"):
+    for name in ("models", "defenses", "attacks"):
         if isinstance(asked.get(name), str):
             asked[name] = (asked[name],)
         elif isinstance(asked.get(name), list):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +9,7 @@ from torch import nn
 
 from dent.defense import PRESETS, Dent, defend
 from dent.defense.settings import Settings, make_settings
-
-STATIC = "static"
+from dent.evaluation.texts import join_text, read_value, split_text
 
 
 def defence_text(asked: str | Mapping[str, Any]) -> str:
@@ -32,15 +29,14 @@ def defence_text(asked: str | Mapping[str, Any]) -> str:
         )
     changed = {
         name: _written(name, getattr(settings, name))
-        for name in sorted(overrides)
+        for name in overrides
         if getattr(settings, name) != getattr(base, name)
     }
-    text = ",".join(f"{name}={value}" for name, value in changed.items())
-    return f"{preset}:{text}" if text else preset
+    return join_text(preset, changed)
 
 
 def defence_settings(text: str) -> Settings:
-    """The settings of a defence.
+    """The settings of a defence, without a model.
 
     >>> defence_settings("dent:betas=(0.8,0.9)").betas
     (0.8, 0.9)
@@ -49,15 +45,8 @@ def defence_settings(text: str) -> Settings:
     return make_settings(preset, **overrides)
 
 
-def defended(model: nn.Module, text: str) -> nn.Module:
-    """The model with a defence; as it is, where that is "static"."""
-    if text == STATIC:
-        return model
-    return as_defence(model, text)
-
-
 def as_defence(model: nn.Module, text: str) -> Dent:
-    """The same with `adapt` and `predict` also for "static"."""
+    """The model with a defence: with `adapt` and `predict`, also for "static"."""
     preset, overrides = _parts(text)
     made = defend(model, preset, **overrides)
     assert isinstance(made, Dent)  # continual ones were refused
@@ -67,7 +56,7 @@ def as_defence(model: nn.Module, text: str) -> Dent:
 def _parts(asked: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The preset, and what is overridden."""
     if isinstance(asked, Mapping):
-        rest = {str(name): _read(value) for name, value in asked.items()}
+        rest = {str(name): read_value(value) for name, value in asked.items()}
         if not isinstance(preset := rest.pop("preset", None), str):
             raise ValueError(f"expected a defence with its preset, got {dict(asked)}")
         for name in ("affine", "blur"):
@@ -76,28 +65,7 @@ def _parts(asked: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return preset, rest
     if not isinstance(asked, str):
         raise TypeError(f"expected a defence such as dent+ or dent:steps=10, got {asked!r}")
-    preset, _, text = asked.partition(":")
-    overrides: dict[str, Any] = {}
-    for part in filter(None, re.split(r",\s*(?=\w+\s*=)", text.strip())):
-        name, sign, value = (piece.strip() for piece in part.partition("="))
-        if not sign:
-            raise ValueError(
-                f"expected a defence such as dent+ or dent:steps=10,lr=0.002, got {asked!r}"
-            )
-        if name in overrides:
-            raise ValueError(f"expected each setting once, got {name} twice in {asked!r}")
-        overrides[name] = _read(value)
-    return preset.strip(), overrides
-
-
-def _read(value: Any) -> Any:
-    """A value as it is typed, or as YAML has it (where 1e-3 is text, and a tuple is a list)."""
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            return value
-    return tuple(value) if isinstance(value, list) else value
+    return split_text(asked, "dent+ or dent:steps=10,lr=0.002")
 
 
 def _written(name: str, value: Any) -> str:

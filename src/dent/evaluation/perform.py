@@ -18,12 +18,14 @@ from dent.attacks.autoattack import known_findings
 from dent.attacks.checks import check_answer
 from dent.attacks.norms import lengths
 from dent.evaluation.attacks import Subject, attack_named
+from dent.evaluation.battle import record_battle
 from dent.evaluation.config import Evaluation
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.sources import Sources, own_draws
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Done, Outcome, Unit
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL, WHOLE, Done, Outcome, Unit
 
 TOLERANCE = 1e-5  # of a distance, for what rounding does to it
+BATTLE_STEPS = 10  # of the attack that is recorded
 ROUNDS, FEW = 3, 32  # timed forwards; inputs that are enough to know what is to be known
 
 
@@ -74,6 +76,8 @@ def _done(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
     inputs, labels = sources.read(indices)
     if unit.attack == ABOUT:
         return _about(subject, inputs, labels)
+    if unit.attack == BATTLE:
+        return _battle(task, subject, sources, indices, inputs, labels), {}
     standing = torch.ones_like(labels, dtype=torch.bool)
     if task.standing is not None:
         standing = torch.tensor(task.standing, device=labels.device)
@@ -128,7 +132,7 @@ def points_of(unit: Unit, batches: tuple[Tensor, ...]) -> Tensor:
     """The indices of the points that a unit is about, in the order of the batch."""
     if unit.batch == WHOLE:
         return torch.cat(batches)
-    span = 1 if unit.attack in (NATURAL, ABOUT) else attack_named(unit.attack).span
+    span = 1 if unit.attack in SPECIAL else attack_named(unit.attack).span
     return torch.cat(batches[unit.batch : unit.batch + span])
 
 
@@ -180,6 +184,21 @@ def _protocol(
         gradients=result.gradients,
         largest=_largest(result.inputs, inputs, task.unit.cell.norm),
     )
+
+
+def _battle(
+    task: Task, subject: Subject, sources: Sources, indices: Tensor, inputs: Tensor, labels: Tensor
+) -> Outcome:
+    few, cell, names = indices[:FEW], task.unit.cell, sources.dataset().classes
+    with torch.no_grad():
+        count = subject.static(inputs[:FEW]).shape[1]
+    return Outcome(
+        battle=record_battle(
+            subject, inputs[:FEW], labels[:FEW], eps=cell.eps, norm=cell.norm,
+            seed=task.unit.seed(sources.evaluation.seed), steps=BATTLE_STEPS, points=few.tolist(),
+            classes=names if len(names) == count else None,  # images may have fewer than the model knows
+        )
+    )  # fmt: skip
 
 
 def _about(subject: Subject, inputs: Tensor, labels: Tensor) -> tuple[Outcome, dict[str, float]]:

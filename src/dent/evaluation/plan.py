@@ -13,12 +13,15 @@ from torch import Tensor
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_answer, check_labels
 from dent.attacks.reference import find_reference
+from dent.defense.settings import Settings
 from dent.evaluation.attacks import attack_named
+from dent.evaluation.config import Evaluation
+from dent.evaluation.defences import defence_settings
 from dent.evaluation.forwards import Forwards
-from dent.evaluation.perform import FEW
+from dent.evaluation.perform import BATTLE_STEPS, FEW
 from dent.evaluation.sources import Sources, cut
 from dent.evaluation.suites import Suite, attacks_on
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Unit
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL, WHOLE, Cell, Unit
 
 ANSWERS_ABOUT = 16  # of the model, for what is to be known about a cell
 
@@ -55,7 +58,7 @@ class Plan:
         """The batches that an attack is run on; where it takes several at a time, the first of them."""
         if attack == PROTOCOL:
             return (WHOLE,)
-        if attack == ABOUT:
+        if attack in (ABOUT, BATTLE):
             return (0,)
         if attack == NATURAL:
             return range(len(self.sizes))
@@ -77,8 +80,8 @@ class Plan:
             for batch in range(len(self.sizes)):
                 here = [Unit(cell, batch, name) for name in attacks if batch in self.batches(name)]
                 if self.chained[cell]:
-                    yield [unit for unit in here if unit.attack != ABOUT]
-                    here = [unit for unit in here if unit.attack == ABOUT]
+                    yield [unit for unit in here if unit.attack not in (ABOUT, BATTLE)]
+                    here = [unit for unit in here if unit.attack in (ABOUT, BATTLE)]
                 yield from ([unit] for unit in here)
 
     def settings(self, unit: Unit) -> dict[str, Any]:
@@ -92,6 +95,8 @@ class Plan:
             return size * cost.answer
         if unit.attack == ABOUT:
             return min(size, FEW) * ANSWERS_ABOUT * cost.answer
+        if unit.attack == BATTLE:
+            return min(size, FEW) * (BATTLE_STEPS + ANSWERS_ABOUT / 4) * cost.gradient
         names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
         return size * sum(attack_named(name).calls(cost, self.settings(unit)) for name in names)
 
@@ -99,7 +104,7 @@ class Plan:
         """How many inputs a unit has."""
         if batch == WHOLE:
             return self.n
-        span = 1 if attack in (NATURAL, ABOUT) else attack_named(attack).span
+        span = 1 if attack in SPECIAL else attack_named(attack).span
         return sum(self.sizes[batch : batch + span])
 
     def to_json(self) -> dict[str, Any]:
@@ -145,15 +150,38 @@ def make_plan(sources: Sources) -> Plan:
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
         settings = subject.defence.settings
-        attacks[cell] = attacks_on(
-            settings,
-            suite=evaluation.suite,
-            norm=cell.norm,
-            independent=subject.independent,
-            steps=evaluation.steps,
-            queries=evaluation.queries,
-            protocol=evaluation.with_protocol,
-        )
+        attacks[cell] = _attacks(evaluation, cell, settings, independent=subject.independent)
         updates[cell] = settings.steps
         chained[cell] = subject.independent and not evaluation.exhaustive
     return Plan(attacks, updates, chained, len(everyone), evaluation.batch_size, evaluation.seed)
+
+
+def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
+    """The plan of n points as far as it is known without loading anything: for estimates.
+
+    A model that sees its batch by itself is not known as such.
+    """
+    settings = {cell: defence_settings(cell.defence) for cell in evaluation.cells()}
+    return Plan(
+        {
+            cell: _attacks(evaluation, cell, one, independent=one.independent)
+            for cell, one in settings.items()
+        },
+        {cell: one.steps for cell, one in settings.items()},
+        {cell: one.independent and not evaluation.exhaustive for cell, one in settings.items()},
+        n,
+        evaluation.batch_size,
+        evaluation.seed,
+    )
+
+
+def _attacks(evaluation: Evaluation, cell: Cell, settings: Settings, *, independent: bool) -> Suite:
+    return attacks_on(
+        settings,
+        suite=evaluation.attacks_in(cell.norm),
+        independent=independent,
+        steps=evaluation.steps,
+        queries=evaluation.queries,
+        protocol=evaluation.with_protocol,
+        battle=evaluation.battle and not cell.static,
+    )

@@ -98,6 +98,7 @@ class CellResult:
     versus_static: Paired | None = None  # the worst case beside that of the static model, which is first
     missing: tuple[str, ...] = ()  # units that failed, with the error, or were not done
     kinds: dict[str, str] = field(default_factory=dict)  # of the attacks: direct or adaptive
+    battle: dict[str, Any] | None = field(default=None, repr=False)  # as `record_battle` has it
     points: dict[int, bool] = field(default_factory=dict, repr=False)  # in the worst case, by index
     points_natural: dict[int, bool] = field(default_factory=dict, repr=False)
 

@@ -22,9 +22,10 @@ from dent.evaluation.plan import Plan, make_plan
 from dent.evaluation.results import Results
 from dent.evaluation.sources import Sources, data_digest, weights_digest
 from dent.evaluation.store import RUN, Store, read_run, room
-from dent.evaluation.summary import summarize
+from dent.evaluation.summary import count_units, judged_points, summarize
 from dent.evaluation.table import csv_text, markdown
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, Done, Unit
+from dent.evaluation.tally import Tally
+from dent.evaluation.units import NATURAL, SPECIAL, Cell, Done, Unit
 from dent.names import lookup
 from dent.storage import locked, replacing
 
@@ -146,13 +147,14 @@ def work(
 
 def _standing(plan: Plan, store: Store, unit: Unit) -> tuple[bool, ...] | None:
     """What of the unit's batch was left by all units before it in its chain; None if nothing was."""
-    if unit.attack in (NATURAL, ABOUT, PROTOCOL):
+    if unit.attack in SPECIAL:
         return None
     standing = [True] * plan.sizes[unit.batch]
     for attack in plan.attacks[unit.cell]:
         if attack == unit.attack:
             break
-        before = None if attack in (ABOUT, PROTOCOL) else store.read(Unit(unit.cell, unit.batch, attack))
+        judges = attack == NATURAL or attack not in SPECIAL
+        before = store.read(Unit(unit.cell, unit.batch, attack)) if judges else None
         if before and before.outcome:
             standing = [a and b for a, b in zip(standing, before.outcome.correct, strict=True)]
     return tuple(standing)
@@ -160,13 +162,15 @@ def _standing(plan: Plan, store: Store, unit: Unit) -> tuple[bool, ...] | None:
 
 def counted(plan: Plan, store: Store, about: dict[str, Any]) -> Results:
     """The numbers of all units that are done."""
-    return summarize(
+    return summarize(_tallies(plan, store), about, store.folder)
+
+
+def _tallies(plan: Plan, store: Store) -> dict[Cell, Tally]:
+    return count_units(
         list(plan.attacks),
         {cell: list(attacks) for cell, attacks in plan.attacks.items()},
         [batch.tolist() for batch in plan.points],
         store.read_all(plan.units()),
-        about=about,
-        folder=store.folder,
         cumulative=lambda cell: plan.chained[cell],
         kind_of=kind_of,
         planned=plan.batches,
@@ -175,14 +179,23 @@ def counted(plan: Plan, store: Store, about: dict[str, Any]) -> Results:
 
 def load_results(folder: str | Path) -> Results:
     """The results of a run, as far as it is."""
-    folder = Path(folder)
+    return counted(*_opened(Path(folder)))
+
+
+def load_points(folder: str | Path) -> dict[Cell, dict[str, dict[int, bool]]]:
+    """Which points of a run are correct, by cell: see `judged_points`."""
+    plan, store, _ = _opened(Path(folder))
+    return {cell: judged_points(tally) for cell, tally in _tallies(plan, store).items()}
+
+
+def _opened(folder: Path) -> tuple[Plan, Store, dict[str, Any]]:
     about = read_run(folder)
     try:
         plan, store = Plan.from_json(about["plan"]), Store(folder)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder / RUN} is not of a run ({type(error).__name__}: {error})") from error
     store.check(plan.units())
-    return counted(plan, store, about)
+    return plan, store, about
 
 
 def save(results: Results, folder: Path) -> None:

@@ -61,27 +61,6 @@ def sections(results: Results, *, intervals: bool = False) -> list[Section]:
     return [section for section in shown if section.groups]
 
 
-def rows(results: Results) -> list[Row]:
-    """Everything in one wide table, a row for each cell; percentages without their sign."""
-    attacks = _names(results, lambda cell: list(cell.attacks))
-    protocol = any(cell.protocol for cell in results.cells)
-    made = []
-    for cell in results.cells:
-        under = {name: cell.attacks.get(name) for name in attacks}
-        row = {"model": cell.cell.model, "defence": cell.cell.defence, "ball": ball_text(cell.cell)}
-        row |= {"n": str(cell.worst.n), "natural": percent_text(cell.natural)}
-        row |= {name: percent_text(score) for name, score in under.items()}
-        row |= {"paper's protocol": percent_text(cell.protocol)} if protocol else {}
-        row |= {"without adaptive": percent_text(cell.direct), "worst case": percent_text(cell.worst)}
-        row |= {
-            "95 % interval": interval_text(cell.worst),
-            "submitted worst": percent_text(cell.submitted),
-        }
-        row |= {"gap": points_text(cell.gap), "cost": cost_text(cell.cost)}
-        made.append(row)
-    return made
-
-
 def marks(results: Results) -> dict[Cell, str]:
     """Which worst case is the best, and which the worst, of a model's in a ball on the same points."""
     found = {}

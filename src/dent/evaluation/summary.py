@@ -15,24 +15,22 @@ from dent.attacks.result import Finding
 from dent.evaluation.paired import paired
 from dent.evaluation.results import CellResult, Results, Score
 from dent.evaluation.tally import Bits, Tally, score_of
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Done
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, WHOLE, Cell, Done
 
 LEAST_GAIN = 1  # percentage points, of the attacks made for adaptation over the direct ones
 
 
-def summarize(
+def count_units(
     cells: Sequence[Cell],
     attacks: Mapping[Cell, Sequence[str]],
     batches: Sequence[Sequence[int]],
     done: Iterable[Done],
     *,
-    about: dict[str, Any],
     cumulative: Callable[[Cell], bool],
     kind_of: Callable[[str], str],
     planned: Callable[[str], Iterable[int]] | None = None,
-    folder: Path | None = None,
-) -> Results:
-    """What finished units say together. They may come in any order, and not all of them need be there.
+) -> dict[Cell, Tally]:
+    """What finished units add up to, by cell, whatever order they come in, and if some are missing.
 
     attacks: what is done to each cell, in order, `NATURAL`, `PROTOCOL` and `ABOUT` among it.
     batches: the indices of each batch's points in the data set.
@@ -44,7 +42,7 @@ def summarize(
     """
 
     def usual(attack: str) -> Iterable[int]:
-        return {PROTOCOL: (WHOLE,), ABOUT: (0,)}.get(attack, range(len(batches)))
+        return {PROTOCOL: (WHOLE,), ABOUT: (0,), BATTLE: (0,)}.get(attack, range(len(batches)))
 
     tallies = {
         cell: Tally(
@@ -56,6 +54,13 @@ def summarize(
     for one in done:
         if one.unit.cell in tallies:
             tallies[one.unit.cell].add(one)
+    return tallies
+
+
+def summarize(
+    tallies: Mapping[Cell, Tally], about: dict[str, Any], folder: Path | None = None
+) -> Results:
+    """The numbers of all cells."""
     results = {cell: cell_result(tally) for cell, tally in tallies.items()}
     return Results(tuple(_beside_static(result, results) for result in results.values()), about, folder)
 
@@ -78,19 +83,36 @@ def cell_result(tally: Tally) -> CellResult:
         direct=score_of(without[points_direct]),
         protocol=score_of(np.array([*tally.protocol.values()], bool)) if tally.protocol else None,
         scenarios={
-            name: _together(scores.values()) for name, scores in tally.scenarios.items() if scores
+            name: _counted(tally.scenario(name)) for name, done in tally.scenarios.items() if done
         },
         alone=None if tally.cumulative else _alone(tally, points),
         cost=tally.cost(),
         findings=tuple(_findings(tally, without & ~worst & points, points, points_direct)),
         missing=tally.missing(),
         kinds={name: kind for name, kind in tally.kinds.items() if kind != "scenario"},
+        battle=tally.battle,
         points=tally.as_points(worst, points),
         points_natural=tally.as_points(natural, points_natural),
     )
     claims = tally.protocol or tally.as_points(without, points_direct)
     gap = paired(result.points, claims)  # on the same points, also where some are missing
     return replace(result, gap=gap.difference if gap.n and result.claimed else None)
+
+
+def judged_points(tally: Tally) -> dict[str, dict[int, bool]]:
+    """Which points are correct: naturally, under each attack, in each scenario, under the paper's
+    protocol ("protocol"), under all direct attacks ("direct") and under all ("worst").
+    """
+    every, alone = list(tally.correct), [NATURAL] * (NATURAL in tally.correct)
+
+    def left(names: list[str]) -> dict[int, bool]:
+        return tally.as_points(tally.worst(names), tally.judged_by(names)[1])
+
+    direct = tally.judged_by(alone + tally.of("direct"))[1]
+    found = {name: left(tally.up_to(name)) for name in every}
+    found |= {name: tally.scenario(name) for name in tally.scenarios}
+    found |= {"protocol": tally.protocol} if tally.protocol else {}
+    return found | {"direct": tally.as_points(_without_adaptive(tally), direct), "worst": left(every)}
 
 
 def _without_adaptive(tally: Tally) -> Bits:
@@ -140,9 +162,8 @@ def _adaptive(tally: Tally, gained: Bits, where: Bits) -> Finding | None:
     )
 
 
-def _together(scores: Iterable[Score]) -> Score:
-    parts = list(scores)
-    return Score(sum(part.correct for part in parts), sum(part.n for part in parts))
+def _counted(points: Mapping[int, bool]) -> Score:
+    return Score(sum(points.values()), len(points))
 
 
 def _beside_static(result: CellResult, results: Mapping[Cell, CellResult]) -> CellResult:

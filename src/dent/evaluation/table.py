@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from dent.evaluation.sections import Group, Row, Section, rows, sections
+from dent.evaluation.sections import Group, Row, Section, sections
 from dent.evaluation.wording import value_text
 
 if TYPE_CHECKING:
     from dent.evaluation.results import Results
-
-__all__ = ["LONG", "csv_text", "long_rows", "markdown", "remarks", "rows", "section_lines", "text"]
 
 LONG = ("model", "defence", "eps", "norm", "what", "correct", "n", "percent", "low", "high")
 INDENT = "  "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dent.evaluation.results import Cost, Score
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, Cell, Done, Outcome, Unit
+from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL, Cell, Done, Outcome, Unit
 
 Bits = NDArray[np.bool_]
 
@@ -32,7 +33,7 @@ class Tally:
     ) -> None:
         self.cell, self.batches, self.cumulative = cell, batches, cumulative
         self.planned = {attack: tuple(planned(attack)) for attack in attacks}
-        self.kinds = {one: kind_of(one) for one in attacks if one not in (NATURAL, PROTOCOL, ABOUT)}
+        self.kinds = {one: kind_of(one) for one in attacks if one not in SPECIAL}
         self.sizes = [len(batch) for batch in batches]
         self.starts = np.cumsum([0, *self.sizes])
         self.all_points = np.ones(self.starts[-1], bool)
@@ -41,9 +42,10 @@ class Tally:
         self.correct = {attack: np.zeros_like(self.all_points) for attack in judged}
         self.given = {attack: np.zeros_like(self.all_points) for attack in judged}
         self.there = {attack: np.zeros(len(batches), bool) for attack in judged}
-        self.scenarios: dict[str, dict[int, Score]] = {attack: {} for attack in self.of("scenario")}
+        self.scenarios: dict[str, dict[int, Outcome]] = {attack: {} for attack in self.of("scenario")}
         self.protocol: dict[int, bool] = {}
         self.about: Done | None = None
+        self.battle: dict[str, Any] | None = None
         self.errors: dict[tuple[str, int], str] = {}
 
     def of(self, *kinds: str) -> list[str]:
@@ -60,11 +62,12 @@ class Tally:
             return
         if unit.attack == ABOUT:
             self.about = done
+        elif unit.attack == BATTLE:
+            self.battle = outcome.battle
         elif unit.attack == PROTOCOL:
             self.protocol = dict(zip(outcome.points, outcome.correct, strict=True))
         elif unit.attack in self.scenarios:
-            score = Score(sum(outcome.correct), len(outcome.points))
-            self.scenarios[unit.attack][unit.batch] = score
+            self.scenarios[unit.attack][unit.batch] = outcome
         else:
             self._judge(unit, outcome)
 
@@ -120,6 +123,15 @@ class Tally:
         each = np.diff(counts, axis=1)  # correct, of each attack in each batch
         return Score(int(each.min(0)[batches].sum()), int(points.sum()))
 
+    def scenario(self, attack: str) -> dict[int, bool]:
+        """The points that count in a scenario, as far as it is done."""
+        outcomes = self.scenarios[attack].values()
+        return {
+            point: correct
+            for outcome in outcomes
+            for point, correct in zip(outcome.points, outcome.correct, strict=True)
+        }
+
     def as_points(self, bits: Bits, where: Bits) -> dict[int, bool]:
         """Bits by the index of the point in the data set."""
         points = [point for batch in self.batches for point in batch]
@@ -149,6 +161,8 @@ class Tally:
     def _has(self, attack: str, batch: int) -> bool:
         if attack == ABOUT:
             return self.about is not None
+        if attack == BATTLE:
+            return self.battle is not None
         if attack == PROTOCOL:
             return bool(self.protocol)
         if attack in self.scenarios:

@@ -11,6 +11,8 @@ from typing import Any
 NATURAL = "natural"  # not an attack, but a unit like the others: the batch as it is
 PROTOCOL = "autoattack"  # the reference implementation on the whole cell, as the paper used it
 ABOUT = "about"  # what is known of a cell besides its points: cost and findings
+BATTLE = "battle"  # an attack on few images of a cell, step by step, for people to look at
+SPECIAL = (NATURAL, PROTOCOL, ABOUT, BATTLE)  # units that are no attacks of a suite
 WHOLE = -1  # the batch of units that take all points at once
 
 
@@ -95,6 +97,7 @@ class Outcome:
     largest: float = 0.0  # perturbation, in the cell's norm
     figures: dict[str, float] = field(default_factory=dict)  # of `ABOUT`: cost
     findings: tuple[dict[str, Any], ...] = ()  # of `ABOUT`: name, message, figures
+    battle: dict[str, Any] = field(default_factory=dict)  # of `BATTLE`, as `record_battle` has it
 
     def to_json(self) -> dict[str, Any]:
         """With a digit for each point: small, and readable.
