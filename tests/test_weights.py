@@ -21,7 +21,7 @@ CARDS = cards()
 
 
 def test_the_promised_models_are_there() -> None:
-    assert {"resnet20-nominal", "resnet20-at"} <= set(CARDS)
+    assert {"resnet20-nominal", "resnet20-at", "resnet20-at-l2"} <= set(CARDS)
     assert sum(file.stat().st_size for file in (ROOT / "src/dent/models/weights").iterdir()) < 6e6
 
 
