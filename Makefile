@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without PASSIVE, threads that wait for work keep a busy machine's cores from doing it.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test test-slow lint bench bench-attacks bench-scaling clean
+.PHONY: setup demo test test-browser test-slow lint bench bench-attacks bench-scaling clean
 
 setup: .venv/installed
 
@@ -22,6 +22,12 @@ demo: setup
 # A process for each core, each with one thread: small tensors gain nothing from more.
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet --numprocesses auto --dist loadfile
+
+# The pages in a real browser; where there is none, Debian's is installed.
+test-browser: setup
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) || \
+		echo "no Chromium and no way to install it: tests that need it are skipped"
+	$(BIN)/python -m pytest --quiet -m browser tests
 
 test-slow: setup
 	$(BIN)/python -m pytest --quiet -m slow

@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"seeds", "storage"},
     "evaluation": {"attacks", "data", "defense", "fields", "intervals", "models", "names"}
     | {"seeds", "storage"},
-    "report": {"evaluation", "training"},
+    "paper": {"data", "defense", "evaluation", "fields", "models", "names", "seeds", "storage"},
+    "report": {"evaluation", "paper", "storage", "training"},
     "cli": {
         "data",
         "defense",
@@ -37,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "flags",
         "loggers",
         "models",
+        "paper",
         "report",
         "training",
     },
@@ -57,7 +59,8 @@ OUTSIDE: dict[str, set[str]] = {
     "data": {"PIL", "numpy", "torch"},
     "training": {"torch"},
     "evaluation": {"numpy", "pandas", "ray", "torch", "yaml"},
-    "report": {"rich"},
+    "paper": {"torch", "yaml"},
+    "report": {"rich", "vl_convert"},
 }
 
 
@@ -95,4 +98,5 @@ def test_importing_dent_loads_no_extra() -> None:
     assert "torch" in loaded
     extras = {"typer", "rich", "scipy", "sklearn", "foolbox", "torchattacks", "art", "pyautoattack"}
     extras |= {"PIL", "timm", "torchvision", "robustbench", "tensorboard", "wandb", "ray", "pandas"}
+    extras |= {"vl_convert"}
     assert not loaded & extras

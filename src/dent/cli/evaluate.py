@@ -24,17 +24,22 @@ from dent.loggers import open_logger
 from dent.report.estimate import estimate_rows, total_line
 from dent.report.evaluation import show_comparison, show_results
 from dent.report.terminal import progress_bar, show_table
+from dent.report.write import write_page
 
 FAILED = 1  # the exit code where a unit of the run failed
 
 
 @app.command()
-@flags(Evaluation, without=("models", "defenses"))
+@flags(Evaluation, without=("models", "defenses", "attacks"))
 def evaluate(
     config: Annotated[Path | None, typer.Argument(help="A YAML file of settings; flags win.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Model, may be repeated.")] = None,
     defense: Annotated[
         list[str] | None, typer.Option(help="Defence, as dent+ or dent:steps=10; may be repeated.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(help="Attack instead of a suite, as apgd-ce:steps=20; may be repeated."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; one in runs/.")] = None,
     engine: Annotated[str, typer.Option(help="here, or ray.")] = "here",
@@ -50,26 +55,27 @@ def evaluate(
 
     Alone, it takes the shipped models and images with the defences that suit them.
     """
-    given = settings | {
-        name: tuple(value) for name, value in (("models", model), ("defenses", defense)) if value
-    }
+    lists = {"models": model, "defenses": defense, "attacks": attack}
+    given = settings | {name: tuple(value) for name, value in lists.items() if value}
     evaluation = read_evaluation(config, **given) if config else make_evaluation(**given)
     sources = Sources(evaluation)
     if dry_run:
         _show_estimate(sources, as_json)
         return
-    folder = out or Path("runs") / f"{evaluation.suite}-{_digest(evaluation)}"
+    suite = "chosen" if evaluation.attacks else evaluation.suite
+    folder = out or Path("runs") / f"{suite}-{_digest(evaluation)}"
     with progress_bar("evaluating") as move:
         results = run(
             sources, folder, engine=engine, threads=threads, workers=workers,
             ray_address=ray_address, progress=move,
         )  # fmt: skip
+    write_page(results, folder / "report.html")
     _log(results, log or [], folder)
     if as_json:
         typer.echo(json.dumps(results.to_json(), indent=2))
     else:
         show_results(results)
-        typer.echo(f"run: {folder}; report: {folder / 'report.md'}")
+        typer.echo(f"run: {folder}; report: {folder / 'report.html'}")
     if not results.complete:
         typer.echo("dent: some units failed; the same command tries these again", err=True)
         raise typer.Exit(FAILED)

@@ -35,7 +35,7 @@ __all__ = [
 DATA = {
     "cifar10": "CIFAR-10: 50,000 train and 10,000 test images; the first 1,000 of test are shipped",
     "cifar100": "CIFAR-100, by its 100 fine labels: 50,000 train and 10,000 test images",
-    "imagenet": "ImageNet's folders, as root or after a colon: imagenet:/path/to/val",
+    "imagenet": "ImageNet's folders, as root or after a colon: imagenet:/path/to/val or ...#crop288",
     "FOLDER": "images of your own, folder/class/image.png (ImageFolder)",
     "FILE.npz": "images and labels of your own, uint8, or float in [0, 1]",
     "PACKAGE.MODULE:FUNCTION": "a function of your own that returns (images, labels) or a Dataset",
@@ -71,6 +71,9 @@ def open_data(
     """
     _check_n(n)
     name = str(name)
+    if re.match("imagenet[:#]", name) and preprocessing is None:
+        name, _, cut = name.partition("#")
+        preprocessing = cut or None
     path = Path(name).expanduser()
     kind = "imagenet" if name.startswith("imagenet:") else name
     if root is not None and kind not in (*_CIFARS, "imagenet"):

@@ -36,9 +36,11 @@ def total_line(estimates: Sequence[Estimate]) -> str:
 def duration(seconds: float) -> str:
     """A time as people say it.
 
-    >>> duration(40), duration(600), duration(20000)
-    ('40 seconds', '10 minutes', '5.6 hours')
+    >>> duration(40), duration(600), duration(20000), duration(1e9)
+    ('40 seconds', '10 minutes', '5.6 hours', '11,574 days')
     """
     if seconds < 90:
         return f"{seconds:.0f} seconds"
+    if seconds > 72 * 3600:
+        return f"{seconds / 86400:,.0f} days"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,135 @@
+"""`dent reproduce` and `dent report`: the paper's tables, and pages to look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dent.cli.app import AsJson, Device, Threads, app, show
+from dent.cli.evaluate import FAILED
+from dent.evaluation import load_results
+from dent.paper.estimate import Estimated, estimate_tables
+from dent.paper.reproduce import gather
+from dent.paper.reproduce import reproduce as run_tables
+from dent.paper.reproduction import RESULTS, Reproduction, load_reproduction
+from dent.paper.scales import find_scale, scales
+from dent.paper.tables import Table, find_table, tables
+from dent.report.estimate import duration
+from dent.report.paper import paper_rows, show_claims, show_table
+from dent.report.terminal import progress_bar
+from dent.report.write import write_page, write_paper
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Tables, as table-1 or sota, or all; none lists them.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help=f"{', '.join(scales())}.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/paper-SCALE.")] = None,
+    engine: Annotated[str, typer.Option(help="here, or ray.")] = "here",
+    workers: Annotated[int | None, typer.Option(help="Of Ray; all cores if not given.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Of a cluster of Ray.")] = None,
+    threads: Threads = None,
+    imagenet: Annotated[Path | None, typer.Option(help="Folder of ImageNet, at scale paper.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the batches and of every attack.")] = 0,
+    device: Device = "cpu",
+    dry_run: Annotated[bool, typer.Option(help="Say what would be done, and do nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the paper's tables and figures beside what was published; the same command resumes it.
+
+    What several tables need is measured once. The worst case under attacks made for adaptation stands
+    beside every robust number.
+    """
+    chosen_scale = find_scale(scale).with_imagenet(imagenet)
+    folder = out or Path("runs") / f"paper-{chosen_scale.name}"
+    if not names:
+        show(
+            paper_rows(gather(chosen_scale, folder, seed=seed, device=device)),
+            as_json,
+            right=("numbers", "here"),
+        )
+        return
+    chosen = list(tables().values()) if "all" in names else [find_table(name) for name in names]
+    if dry_run:
+        _show_estimates(estimate_tables(chosen, chosen_scale, device=device), as_json)
+        return
+    with progress_bar("reproducing") as move:
+        found = run_tables(
+            chosen, chosen_scale, folder, seed=seed, device=device, progress=move, engine=engine,
+            threads=threads, workers=workers, ray_address=ray_address,
+        )  # fmt: skip
+    write_paper(found, folder)
+    _show(found, chosen, as_json)
+    if not as_json:
+        typer.echo(f"results: {folder / RESULTS}; report: {folder / 'report.html'}")
+    incomplete = [one for table in chosen for one in found.by_reference(table).values() if one.missing]
+    if any(one.work for one in incomplete):
+        typer.echo("dent: some numbers are missing; the same command tries them again", err=True)
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of evaluate or reproduce.")],
+    out: Annotated[Path | None, typer.Option(help="The .html; report.html in the folder.")] = None,
+    pictures: Annotated[Path | None, typer.Option(help="A folder for the plots as PNG and SVG.")] = None,
+) -> None:
+    """Make the page of a run again: one HTML file that needs nothing else; and plots for papers."""
+    is_paper = run.is_file() or (run / RESULTS).exists()
+    results = load_reproduction(run) if is_paper else load_results(run)
+    folder = run.parent if run.is_file() else run
+    file = out or folder / "report.html"
+    if file.suffix != ".html":
+        raise ValueError(f"expected out as a file.html, got {file}")
+    write_page(results, file, pictures=pictures)
+    typer.echo(f"report: {file}" + (f"; pictures: {pictures}" if pictures else ""))
+
+
+def _show(found: Reproduction, chosen: list[Table], as_json: bool) -> None:
+    if as_json:
+        content = {
+            table.name: [one.to_json() for one in found.by_reference(table).values()] for table in chosen
+        }
+        judged = [one.to_json() for one in found.judgements()]
+        typer.echo(
+            json.dumps({"scale": found.scale.name, "tables": content, "claims": judged}, indent=2)
+        )
+        return
+    for table in chosen:
+        show_table(found, table)
+    show_claims(found.judgements())
+
+
+def _show_estimates(rows: list[Estimated], as_json: bool) -> None:
+    if as_json:
+        show([vars(row) for row in rows], True)
+        return
+    shown = [
+        {
+            "table": row.table,
+            "loads": row.loads,
+            "defence": row.defence,
+            "ball": row.ball,
+            "data": row.data,
+            "n": row.n,
+            "forwards": f"{row.forwards:,.0f}",
+            "time": "unknown" if row.seconds is None else duration(row.seconds),
+            "here": "" if row.trouble is None else "no",
+        }
+        for row in rows
+    ]
+    show(shown, False, right=("n", "forwards", "time"))
+    for trouble in dict.fromkeys(row.trouble for row in rows if row.trouble):
+        typer.echo(f"- {trouble}")
+    known = [row.seconds for row in rows if row.seconds is not None]
+    total, calls = sum(known), sum(row.forwards for row in rows)
+    unknown = f", {len(rows) - len(known)} of unknown time" if len(known) < len(rows) else ""
+    typer.echo(
+        f"{len(rows)} evaluations, at most {calls:,.0f} forwards of an image through a static model, "
+        f"about {duration(total)} on this machine{unknown}"
+    )

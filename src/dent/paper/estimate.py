@@ -1,0 +1,110 @@
+"""What a reproduction would load and do, and about how long it would take: `--dry-run`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dent.data import open_data
+from dent.evaluation.units import eps_text
+from dent.models import ROBUSTBENCH, build, load_model
+from dent.models.robustbench import short_name
+from dent.paper.reproduction import evaluation_of, folder_name, forwards, works
+from dent.paper.scales import Scale, Work
+from dent.paper.tables import Table
+
+ROUNDS, IMAGES = 3, 8  # timed forwards, and images of each
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """Of one evaluation; `seconds` is None where the architecture is not known.
+
+    trouble: why it could not be loaded here and now.
+    """
+
+    table: str  # the first that needs it
+    loads: str
+    defence: str
+    ball: str
+    data: str
+    n: int | None
+    forwards: float
+    seconds: float | None
+    trouble: str | None
+
+
+def estimate_tables(chosen: Sequence[Table], scale: Scale, *, device: str = "cpu") -> list[Estimated]:
+    """A row for each evaluation that the tables need, each once."""
+    rows, seen = [], set()
+    speeds: dict[str, tuple[float | None, str | None]] = {}
+    for table in chosen:
+        for work in works([table], scale):
+            key = folder_name(evaluation_of(work, seed=0, device=device))
+            if key in seen:
+                continue
+            seen.add(key)
+            if work.model not in speeds:
+                speeds[work.model] = _speed(work, device)
+            seconds, trouble = speeds[work.model]
+            count = forwards(work)
+            rows.append(
+                Estimated(
+                    table=table.name,
+                    loads=work.model,
+                    defence=work.defence,
+                    ball=f"{work.norm} {eps_text(work.eps)}",
+                    data=work.data,
+                    n=work.n,
+                    forwards=count,
+                    seconds=None if seconds is None else count * seconds,
+                    trouble=trouble,
+                )
+            )
+    return rows
+
+
+def _speed(work: Work, device: str) -> tuple[float | None, str | None]:
+    """Seconds of a forward for each image; and why the model cannot be loaded, if it cannot.
+
+    What a model takes does not depend on its weights: untrained, its architecture tells as much.
+    """
+    trouble = None
+    try:
+        model = load_model(work.model, device=device)
+    except (ValueError, OSError, ImportError) as error:
+        trouble = " ".join(str(error).split())
+        untrained = _untrained(work)
+        if untrained is None:
+            return None, trouble
+        model = untrained.to(device).eval()
+    return _seconds_per_image(model, _image_size(work), device), trouble
+
+
+def _untrained(work: Work) -> nn.Module | None:
+    published = {short_name(key): entry for key, entry in ROBUSTBENCH.items()}
+    if work.model in published:
+        return published[work.model].make()
+    return build(work.architecture) if work.architecture else None
+
+
+def _image_size(work: Work) -> int:
+    try:
+        return int(open_data(work.data, n=1).read(torch.tensor([0])).shape[-1])
+    except (ValueError, OSError, ImportError):
+        return 288 if work.data.endswith("#crop288") else 32
+
+
+def _seconds_per_image(model: nn.Module, size: int, device: str) -> float:
+    inputs = torch.rand(IMAGES, 3, size, size, device=device)
+    times = []
+    with torch.no_grad():
+        for _ in range(ROUNDS + 1):  # the first warms up
+            started = time.perf_counter()
+            model(inputs).sum().item()  # waits for a GPU too
+            times.append(time.perf_counter() - started)
+    return min(times[1:]) / IMAGES

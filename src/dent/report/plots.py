@@ -1,0 +1,281 @@
+"""Plots as Vega-Lite specifications, made from plain rows; `look` is what they have in common.
+
+Text and axes have the colour of the text around them. The other colours can be told apart on a light and
+on a dark ground and by people who see fewer colours; shapes or labels say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Spec = dict[str, Any]
+Row = Mapping[str, Any]
+
+INK = "currentColor"
+PALETTE = ("#2f6fd6", "#d9701e", "#1c7a5b", "#bb4fa8", "#756c2c", "#8b939c")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+KINDS = {"natural": PALETTE[5], "direct": PALETTE[0], "adaptive": PALETTE[1], "worst case": PALETTE[3]}
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+FADED = 0.12
+BESIDE: Spec = {"xOffset": {"expr": "datum.shift"}}  # see `_beside`
+LABEL: Spec = {
+    "align": {"expr": "datum.side < 0 ? 'right' : 'left'"},
+    "dx": {"expr": "10 * datum.side"},
+    "fontSize": {"expr": "width < 330 ? 10 : 12"},
+}
+DOUBLINGS = 5  # of x from its least to its largest value, from which on the axis is logarithmic
+
+
+def look(ink: str = INK, font: str = FONT) -> Spec:
+    """The configuration of every plot."""
+    text = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12}
+    text |= {"labelFontWeight": "normal", "titleFontWeight": "normal"}
+    axis = {"gridColor": ink, "gridOpacity": 0.1, "domainColor": ink, "domainOpacity": 0.35}
+    axis |= {"tickColor": ink, "tickOpacity": 0.35, "labelLimit": 190, "titlePadding": 10}
+    legend = {"orient": "top", "title": None, "labelLimit": 260, "symbolStrokeWidth": 2, "offset": 12}
+    legend |= {"columnPadding": 18, "rowPadding": 4}
+    return {
+        "background": None,
+        "font": font,
+        "axis": text | axis,
+        "legend": text | legend,
+        "text": {"color": ink, "fontSize": 12},
+        "rule": {"color": ink},
+        "view": {"stroke": None},
+    }
+
+
+def attack_bars(rows: Sequence[Row]) -> Spec:
+    """The accuracy under each attack, with its interval; what belongs to a group stands below its name.
+
+    rows: group, what, kind (see `KINDS`), percent, low, high; to be read `figure`, `accuracy`,
+    `interval`, `n`.
+    """
+    data: list[dict[str, Any]] = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        data.append({"line": f"{len(data):03d}+{group}", "heading": True})
+        for row in rows:
+            if row["group"] == group:
+                data.append({**row, "line": f"{len(data):03d} {row['what']}", "heading": False})
+    lines = [row["line"] for row in data]
+    bold = {"condition": {"test": "slice(datum.value, 3, 4) == '+'", "value": "bold"}}
+    y = {
+        "field": "line",
+        "type": "nominal",
+        "sort": lines,
+        "axis": {
+            "title": None,
+            "labelExpr": "slice(datum.label, 4)",
+            "labelFontWeight": bold | {"value": "normal"},
+            "ticks": False,
+            "domain": False,
+            "labelPadding": 8,
+        },
+    }
+    x = {"field": "percent", "type": "quantitative", "scale": {"domain": [0, 100]}}
+    x["axis"] = {"values": [0, 20, 40, 60, 80, 100]}
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    colour = {"field": "kind", "type": "nominal", "scale": _range(kinds, [KINDS[k] for k in kinds])}
+    tooltip = _tooltip(group="defence", what="under", kind="kind", accuracy="accuracy")
+    tooltip += _tooltip(interval="95 % interval", n="n")
+    bars = _layer({"type": "bar", "height": {"band": 0.66}, "cornerRadiusEnd": 2}, y=y, tooltip=tooltip)
+    bars["encoding"] |= {"x": x | {"title": "accuracy in %"}, "color": colour, "opacity": _picked(0.9)}
+    bars["params"] = [_legend_click("kind")]
+    shown = [{"filter": "!datum.heading"}]
+    low, high = {**x, "field": "low"}, {"field": "high"}
+    interval = _layer({"type": "rule", "strokeWidth": 1.5}, y=y, x=low, x2=high, opacity=_picked(0.75))
+    text = {"type": "text", "align": "left", "dx": 6}
+    figure = _layer(text, y=y, x={**x, "field": "high"}, text={"field": "figure"}, opacity=_picked(1))
+    layers = [part | {"transform": shown} for part in (bars, interval, figure)]
+    headed = {"mark": {"type": "point", "opacity": 0}, "encoding": {"y": y}}  # keeps their lines
+    return _spec(data, [*layers, headed], height=21 * len(data), names=kinds)
+
+
+def claims(rows: Sequence[Row]) -> Spec:
+    """Natural against robust accuracy: from what is claimed (a ring) down to what stands (a dot).
+
+    rows: series, label, natural, worst, claimed or None; to be read `natural_text`, `claimed_text`,
+    `worst_text`, `n`.
+    """
+    natural = [row["natural"] for row in rows]
+    room = max(10.0, 0.35 * (max(natural) - min(natural)))  # for labels
+    ends = [max(0, 5 * math.floor((min(natural) - room) / 5)), 5 * math.ceil((max(natural) + room) / 5)]
+    x: Spec = {"field": "natural", "type": "quantitative", "title": "natural accuracy in %"}
+    x["scale"] = {"domain": ends, "nice": False}
+    x["axis"] = {"values": [tick for tick in range(ends[0], min(100, ends[1]) + 1) if tick % 10 == 0]}
+    top = max(max(row["worst"], row["claimed"] or 0) for row in rows)
+    y: Spec = {"type": "quantitative", "title": "robust accuracy in %"}
+    y["scale"] = {"domain": [0, min(110, 10 * math.ceil((top + 8) / 10))], "nice": False}
+    colour = _series(rows)
+    tooltip = _tooltip(series="model", label="defence", natural_text="natural", claimed_text="claimed")
+    tooltip += _tooltip(worst_text="worst case", n="n")
+    both = {"x": x, "color": colour, "tooltip": tooltip, "opacity": _picked(1)}
+    claimed, worst = {**y, "field": "claimed"}, {**y, "field": "worst"}
+    fall = _layer(
+        {"type": "rule", "strokeWidth": 2.5, **BESIDE}, **both, y=claimed, y2={"field": "worst"}
+    )
+    ring = _layer({"type": "point", "size": 80, "strokeWidth": 2, **BESIDE}, **both, y=claimed)
+    dot = _layer({"type": "point", "filled": True, "size": 120, **BESIDE}, **both, y=worst)
+    dot["encoding"]["shape"] = {**colour, "scale": _range(colour["scale"]["domain"], SHAPES)}
+    dot["params"] = [_legend_click("series")]
+    for part in (fall, ring):
+        part["transform"] = [{"filter": "isValid(datum.claimed)"}]
+    name = _layer({"type": "text", **LABEL, **BESIDE}, x=x, text={"field": "label"}, opacity=_picked(1))
+    name["encoding"]["y"] = {**y, "field": "upper"}
+    name["transform"] = [{"calculate": "max(datum.worst, datum.claimed)", "as": "upper"}]
+    near = (ends[1] - ends[0]) / 40
+    return _spec(_beside(rows, "natural", near), [fall, ring, dot, name], height=320)
+
+
+def cost_gain(rows: Sequence[Row]) -> Spec:
+    """What a defence costs against what it gains over the static model, which is the line at zero.
+
+    rows: series, label, cost (a multiple of the static model's), gain (in points), low, high; to be read
+    `cost_text`, `gain_text`, `interval`, `p`, `n`.
+    """
+    x: Spec = {"field": "cost", "type": "quantitative", "title": "cost of an answer, static model = 1"}
+    x["scale"] = {"domain": [0, 1.3 * max(row["cost"] for row in rows)], "nice": False}
+    x["axis"] = {"tickCount": 6}
+    y = {"type": "quantitative", "title": "worst case minus static, in points"}
+    colour = _series(rows)
+    tooltip = _tooltip(series="model", label="defence", cost_text="cost", gain_text="gain")
+    tooltip += _tooltip(interval="95 % interval", p="p", n="n")
+    both = {"x": x, "color": colour, "tooltip": tooltip, "opacity": _picked(1)}
+    zero: Spec = {"data": {"values": [{"zero": 0}]}, "mark": {"type": "rule", "strokeDash": [4, 4]}}
+    zero["encoding"] = {"y": {"field": "zero", "type": "quantitative"}, "opacity": {"value": 0.6}}
+    bar = _layer({"type": "rule", "strokeWidth": 2, **BESIDE}, **both, y={**y, "field": "low"})
+    bar["encoding"]["y2"] = {"field": "high"}
+    dot = _layer(
+        {"type": "point", "filled": True, "size": 110, **BESIDE}, **both, y={**y, "field": "gain"}
+    )
+    dot["encoding"]["shape"] = {**colour, "scale": _range(colour["scale"]["domain"], SHAPES)}
+    dot["params"] = [_legend_click("series")]
+    text = {"type": "text", **LABEL, **BESIDE}
+    name = _layer(text, x=x, y={**y, "field": "gain"}, text={"field": "label"}, opacity=_picked(1))
+    near = x["scale"]["domain"][1] / 40
+    return _spec(_beside(rows, "cost", near), [zero, bar, dot, name], height=280)
+
+
+def curve(
+    rows: Sequence[Row],
+    x: str,
+    y: str,
+    series: str,
+    low: str | None = None,
+    high: str | None = None,
+    *,
+    n: str | None = "n",
+    dashed: Sequence[str] = (),
+    log: bool | None = None,
+    percent: bool = True,
+) -> Spec:
+    """Lines of y over x, one for each series, with intervals where they are known.
+
+    x, y, series, low, high, n: under which names the rows have these; x and y are also the titles.
+    dashed: series that are not of this run, such as published numbers.
+    log: of the axis of x; unless told, where its values double several times.
+
+    >>> spec = curve([{"steps": 1, "accuracy": 50.0, "of": "dent"}], "steps", "accuracy", "of")
+    >>> spec["data"]["values"]
+    [{'x': 1, 'y': 50.0, 'series': 'dent', 'line': 'own', 'n': '', 'interval': ''}]
+    """
+    data = [_curve_row(row, x, y, series, low, high, n, dashed) for row in rows]
+    data = [row for row in data if row["x"] is not None and row["y"] is not None]
+    values = sorted({row["x"] for row in data})
+    if log is None:
+        log = bool(values) and values[0] > 0 and values[-1] / values[0] >= 2**DOUBLINGS
+    across: Spec = {"field": "x", "type": "quantitative", "title": x}
+    across["scale"] = (
+        {"type": "log", "base": 2, "nice": False} if log else {"zero": False, "nice": False}
+    )
+    across["axis"] = {"grid": False, "labelOverlap": True, "format": "~r" if log else "~g"}
+    across["axis"] |= {"values": values} if len(values) <= 12 else {}
+    up: Spec = {"type": "quantitative", "title": y, "scale": {"zero": percent}}
+    colour = _series(data)
+    tooltip = _tooltip(series="series", x=x, y=y, interval="95 % interval", n="n")
+    tooltip[2]["format"] = ".1f" if percent else "~g"
+    both = {"x": across, "color": colour, "opacity": _picked(1)}
+    line = _layer({"type": "line", "strokeWidth": 2}, **both, y={**up, "field": "y"})
+    line["encoding"]["strokeDash"] = {
+        "field": "line", "type": "nominal", "legend": None,
+        "scale": _range(["own", "other"], [[1, 0], [5, 4]]),
+    }  # fmt: skip
+    dot = _layer({"type": "point", "filled": True, "size": 60}, **both, y={**up, "field": "y"})
+    dot["encoding"] |= {"shape": {**colour, "scale": _range(colour["scale"]["domain"], SHAPES)}}
+    dot["encoding"] |= {"tooltip": tooltip}
+    dot["params"] = [_legend_click("series")]
+    bar = _layer({"type": "rule", "strokeWidth": 1.2, "strokeOpacity": 0.6}, **both)
+    bar["encoding"] |= {"y": {**up, "field": "low"}, "y2": {"field": "high"}}
+    bar["transform"] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
+    has_bars = any(row.get("low") is not None for row in data)
+    return _spec(data, [*([bar] if has_bars else []), line, dot], height=300)
+
+
+def _curve_row(
+    row: Row, x: str, y: str, series: str, low: str | None, high: str | None, n: str | None,
+    dashed: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """With names that Vega takes for no expression, whatever they are called."""
+    made = {"x": row.get(x), "y": row.get(y), "series": str(row[series])}
+    made["line"] = "other" if made["series"] in dashed else "own"
+    made["n"] = row.get(n, "") if n else ""
+    ends = (row.get(low) if low else None, row.get(high) if high else None)
+    if None not in ends:
+        made |= {"low": ends[0], "high": ends[1]}
+    made["interval"] = f"{ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else ""
+    return made
+
+
+def _beside(rows: Sequence[Row], x: str, near: float) -> list[dict[str, Any]]:
+    """With a shift in pixels for what would lie upon one another, and the side of the label."""
+    made: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: float(row[x])):
+        last = made[-1] if made else None
+        place = last["place"] + 1 if last and row[x] - last[x] < near else 0
+        made.append({**row, "place": place, "shift": 0})
+    for number in range(len(made) - 1, -1, -1):
+        is_last = number + 1 == len(made) or made[number + 1]["place"] == 0
+        made[number]["of"] = made[number]["place"] if is_last else made[number + 1]["of"]
+        made[number]["shift"] = 14 * (made[number]["place"] - made[number]["of"] / 2)
+        made[number]["side"] = -1 if made[number]["shift"] < 0 else 1
+    return made
+
+
+def _spec(
+    data: Sequence[Row], layers: Sequence[Spec], *, height: int, names: Sequence[str] = ()
+) -> Spec:
+    """names: in the legend. The page and the pictures place as many beside one another as fit."""
+    names = names or [str(row.get("series", "")) for row in data]
+    widest = 7 * max(map(len, names), default=0) + 45
+    values = [dict(row) for row in data]
+    spec = {"data": {"values": values}, "width": "container", "height": height, "layer": list(layers)}
+    return spec | {"usermeta": {"legend": widest}}
+
+
+def _layer(mark: Spec, **encoding: Any) -> Spec:
+    return {"mark": mark, "encoding": encoding}
+
+
+def _tooltip(**titles: str) -> list[Spec]:
+    return [{"field": field, "title": title} for field, title in titles.items()]
+
+
+def _range(domain: Sequence[Any], values: Sequence[Any]) -> Spec:
+    """A scale: each of the domain with its value, from the start again when there are more."""
+    return {"domain": list(domain), "range": [values[i % len(values)] for i in range(len(domain))]}
+
+
+def _series(rows: Sequence[Row]) -> Spec:
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    colour: Spec = {"field": "series", "type": "nominal", "scale": _range(names, PALETTE)}
+    return colour if len(names) > 1 else colour | {"legend": None}
+
+
+def _legend_click(of: str) -> Spec:
+    return {"name": "picked", "select": {"type": "point", "fields": [of]}, "bind": "legend"}
+
+
+def _picked(opacity: float) -> Spec:
+    return {"condition": {"param": "picked", "value": opacity}, "value": FADED}

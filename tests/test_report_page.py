@@ -1,0 +1,242 @@
+"""Reports as one file: what they say, that it is all there, and that nothing in it can do harm."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib import resources
+
+import numpy as np
+from battles import CLASSES, demo, plots_of
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import example
+
+from dent.evaluation.results import Results
+from dent.evaluation.sections import sections
+from dent.report.evaluation_page import evaluation_page, report_html
+from dent.report.page import (
+    Battle,
+    Gallery,
+    Page,
+    Plot,
+    Rows,
+    Table,
+    Text,
+    Value,
+    page_html,
+    script_json,
+)
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the words of each table row."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def embedded(html: str) -> dict[str, object]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)
+    assert found is not None
+    content: dict[str, object] = json.loads(found[1])
+    return content
+
+
+def test_the_headline_says_what_is_claimed_and_what_stands() -> None:
+    lead = evaluation_page(demo()).lead
+    assert lead[0] == (
+        "dent+ (resnet20-at, linf 8/255) claims 63.3 %; 38.3 % stands, 3.9 points above the static "
+        "model (p = 0.18: may be chance)."
+    )
+    assert lead[1].startswith(
+        "dent-nominal (resnet20-nominal, linf 1.5/255) claims 33.6 %; 0.8 % stands"
+    )
+
+
+def test_the_main_table_is_first_and_has_every_number() -> None:
+    results = demo()
+    assert isinstance(evaluation_page(results).blocks[0], Table)
+    rows = Elements(report_html(results)).rows
+    assert rows[0] == [
+        "defence", "natural", "claimed", "worst case", "gap", "vs static", "cost", "submitted",
+    ]  # fmt: skip
+    plus = next(row for row in rows if row[0] == "dent+")
+    assert plus[1:] == [
+        "71.9 64 to 79", "63.3 55 to 71", "best 38.3 30 to 47", "25.0", "+3.9 p = 0.18", "13x",
+        "38.3 30 to 47",
+    ]  # fmt: skip
+
+
+def test_no_number_of_the_tables_is_lost() -> None:
+    results = example()
+    shown = [
+        set(re.findall(r"\d+(?:\.\d+)?", " ".join(row))) for row in Elements(report_html(results)).rows
+    ]
+    for section in sections(results, intervals=True):
+        for group in section.groups:
+            for row in group.rows:
+                numbers = set(re.findall(r"\d+(?:\.\d+)?", " ".join(row.values())))
+                assert any(numbers <= found for found in shown), row
+
+
+def hostile(results: Results, name: str) -> Results:
+    """The same with this name for everything that has one."""
+    cells = []
+    for one in results.cells:
+        attacks = {f"{name} {key}": score for key, score in one.attacks.items()}
+        kinds = {f"{name} {key}": kind for key, kind in one.kinds.items()}
+        alone = None if one.alone is None else {f"{name} {k}": count for k, count in one.alone.items()}
+        finding = {"name": name, "message": name, "figures": {name: 1.0}}
+        battle = one.battle and one.battle | {"classes": [name] * 10, "attack": name, "norm": name}
+        cell = replace(one.cell, model=name + one.cell.model, defence=name + one.cell.defence)
+        cells.append(
+            replace(
+                one, cell=cell, attacks=attacks, kinds=kinds, alone=alone, battle=battle,
+                findings=(finding,), missing=(f"{name}: not done",),
+            )
+        )  # fmt: skip
+    return Results(tuple(cells), {"asked": {"data": name, "suite": name}, name: name})
+
+
+def test_hostile_names_make_no_elements() -> None:
+    harmless, harmful = (
+        [
+            (tag, set(attributes))
+            for tag, attributes in Elements(report_html(hostile(demo(), name))).found
+        ]
+        for name in ("n" * len(HOSTILE), HOSTILE)
+    )
+    assert harmful == harmless  # and no attribute was broken out of
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner, max_size=4)))
+def test_json_in_a_script_says_the_same_and_cannot_end_it(value: object) -> None:
+    text = script_json(value)
+    assert json.loads(text) == value
+    assert text.isascii()
+    assert not set("<>&\n") & set(text)
+
+
+def test_the_page_names_nothing_outside_itself() -> None:
+    page = Elements(report_html(demo()))
+    addresses = [attributes.get(name) for _, attributes in page.found for name in ("src", "href")]
+    inside = {f"#{attributes['id']}" for attributes in page.of("section")}
+    assert {one for one in addresses if one} <= inside
+    policy = next(
+        str(one["content"])
+        for one in page.of("meta")
+        if one.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-eval" not in policy
+    assert not re.search(r"https?:", policy)
+    for name in ("page.css", "page.js"):
+        text = resources.files("dent.report").joinpath("assets", name).read_text(encoding="utf-8")
+        assert not re.search(r"url\(|@import|fetch\(|XMLHttp|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_every_title_has_a_place_of_its_own() -> None:
+    blocks = [Text("same"), Text("same"), Text("Same!"), Text("<b>"), Text("")]
+    page = Elements(page_html(Page("title", blocks=blocks)))
+    names = [one["id"] for one in page.of("section")]
+    assert len(set(names)) == len(blocks)
+    assert [one["href"] for one in page.of("a")] == [f"#{name}" for name in names[:4]]
+
+
+def test_empty_runs_say_so() -> None:
+    html = report_html(Results(()))
+    assert "Nothing was evaluated." in html
+    assert "vegaEmbed = " not in html  # which is large, and has nothing to draw
+    assert embedded(html) == {"plots": [], "battles": []}
+
+
+def test_partial_runs_say_what_is_missing_first() -> None:
+    results = example(failed=frozenset({("fpa", 1), ("denying", 2)}))
+    page = evaluation_page(results)
+    (alert,) = page.alerts
+    assert alert.title == "The run is not complete: of its units, 2 failed."
+    assert len(alert.items) == 2
+    assert all("no memory" in item for item in alert.items)
+    html = page_html(page)
+    assert html.index("The run is not complete") < html.index("<table")
+    assert not evaluation_page(example()).alerts
+
+
+def test_what_is_known_of_a_run_without_a_worst_case_is_drawn() -> None:
+    results = demo(failed=["fpa"], battles=False)
+    assert evaluation_page(results).lead == ["No worst case is known yet."]
+    plots = plots_of(results)
+    assert len(plots) == 2
+    rows = [row for plot in plots.values() for row in plot.spec["data"]["values"]]
+    shown = {row["what"] for row in rows if not row["heading"]}
+    assert shown == {"natural", "apgd-ce", "denying updates"}
+
+
+def test_runs_of_which_everything_failed_still_have_a_report() -> None:
+    results = demo(failed=["natural", "apgd-ce", "denying updates", "fpa"], battles=False)
+    page = evaluation_page(results)
+    assert page.alerts[0].title == "The run is not complete: of its units, 20 failed."
+    assert not [block for block in page.blocks if isinstance(block, Plot)]
+    assert "nan" not in re.sub(r"<script.*?</script>", "", page_html(page), flags=re.S)
+
+
+def test_battles_are_shown_twice_and_kept_once() -> None:
+    results = demo()
+    blocks = evaluation_page(results).blocks
+    assert [type(block) for block in blocks if isinstance(block, Battle | Gallery)] == [Battle, Gallery]
+    html = report_html(results)
+    assert embedded(html)["battles"] == [one.battle for one in results.cells if one.battle]
+    without = evaluation_page(demo(battles=False)).blocks
+    assert not [block for block in without if isinstance(block, Battle | Gallery)]
+
+
+def test_the_gallery_says_who_is_right() -> None:
+    results = demo()
+    html = report_html(results)
+    battles = [one.battle for one in results.cells if one.battle]
+    marks = {"right": 0, "wrong": 0}
+    for battle in battles:
+        for image in battle["images"]:
+            answers = [image[side]["frames"][0]["probabilities"] for side in ("static", "defended")]
+            answers += [
+                one for side in ("static", "defended") for one in image[side]["answers"].values()
+            ]
+            for answer in answers:
+                marks["right" if int(np.argmax(answer)) == image["label"] else "wrong"] += 1
+    assert {word: html.count(f'<li class="{word}">') for word in marks} == marks
+    assert min(marks.values()) > 0
+    assert any(f"{name} " in html for name in CLASSES)
+
+
+def test_tables_sort_by_numbers_and_leave_out_what_is_none() -> None:
+    rows: list[list[Value | str]] = [["b", "1,200", Value("-3.5", "p = 0.1")], ["a", "-", "< 0.001"]]
+    page = Elements(page_html(Page("t", blocks=[Table("T", ["name", "n", "x"], [Rows(rows)])])))
+    assert [one.get("data-sort") for one in page.of("td")] == ["1200.0", "-3.5", None, "0.001"]
+    assert [one.get("aria-sort") for one in page.of("th") if one.get("scope") == "col"] == ["none"] * 3
+    assert page.rows[1] == ["b", "1,200", "\N{MINUS SIGN}3.5 p = 0.1"]
+
+
+def test_a_report_is_the_same_every_time() -> None:
+    assert report_html(demo()) == report_html(demo())
