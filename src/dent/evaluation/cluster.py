@@ -40,22 +40,12 @@ def cluster(
     All machines need the same packages; named models and images are loaded there, once by each
     worker, and must be the same files. What is in memory is sent.
     """
-    ray = _ray()
-    gpus = 1 if sources.evaluation.device.startswith("cuda") else 0
+    ray, device = _ray(), sources.evaluation.device
     luggage = _packed(ray, sources, threads)
-    surroundings = _surroundings(threads)
-    ours = not ray.is_initialized()
-    shared = not ours or address is not None
-    engine = None
-    try:
-        if ours:  # else Ray prints about dead workers among our tables; the unit's error says it
-            ray._private.worker._worker_logs_enabled = False
-            if address is None:
-                room = torch.cuda.device_count() if gpus else max(1, _cores() // threads)
-                store = OBJECT_STORE + 2 * len(luggage)
-                _start(ray, (workers or room) * threads, store, surroundings)
-            else:
-                _connect(ray, address)
+    with connected(
+        threads=threads, workers=workers, address=address, device=device, extra=2 * len(luggage)
+    ) as shared:
+        gpus = _gpus(device)
         room = _room(ray, threads, gpus)
         # One task more than it works at for each worker: none waits, and chains go on side by side.
         # Where others work too, no more are given than were asked for: they would be done at once.
@@ -64,16 +54,46 @@ def cluster(
             num_cpus=threads,
             num_gpus=gpus,
             max_retries=RETRIES,
-            runtime_env={"env_vars": surroundings} if shared else None,
+            runtime_env={"env_vars": _surroundings(threads)} if shared else None,
         )
         engine = Workers(ray, there, ray.put(luggage), slots)
-        yield engine
+        try:
+            yield engine
+        finally:
+            if shared:
+                engine.cancel()
+
+
+@contextmanager
+def connected(
+    *, threads: int, workers: int | None, address: str | None, device: str, extra: int = 0
+) -> Iterator[bool]:
+    """Within, Ray is there: started or joined, or what the program has started before.
+
+    Gives whether others may work there too. Several runs in one such block start Ray once.
+
+    extra: bytes that its store must hold besides.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        yield True
+        return
+    # Else Ray prints about dead workers among our tables; the unit's error says it.
+    ray._private.worker._worker_logs_enabled = False
+    try:
+        if address is None:
+            room = torch.cuda.device_count() if _gpus(device) else max(1, _cores() // threads)
+            _start(ray, (workers or room) * threads, OBJECT_STORE + extra, _surroundings(threads))
+        else:
+            _connect(ray, address)
+        yield address is not None
     finally:
-        if engine and shared:
-            engine.cancel()
-        if ours:
-            ray.shutdown()  # of a cluster that others started: leave it
-            ray._private.worker._worker_logs_enabled = True
+        ray.shutdown()  # of a cluster that others started: leave it
+        ray._private.worker._worker_logs_enabled = True
+
+
+def _gpus(device: str) -> int:
+    return 1 if device.startswith("cuda") else 0
 
 
 class WorkerError(OSError):

@@ -68,4 +68,18 @@ def ray(
         yield engine
 
 
+@contextmanager
+def kept(
+    engine: str, *, threads: int | None, workers: int | None, address: str | None, device: str
+) -> Iterator[None]:
+    """Several runs within share what their engine has to start: Ray."""
+    if engine != "ray":
+        yield
+        return
+    from dent.evaluation.cluster import connected
+
+    with connected(threads=threads or 1, workers=workers, address=address, device=device):
+        yield
+
+
 ENGINES: dict[str, Callable[..., AbstractContextManager[Engine]]] = {"here": here, "ray": ray}

@@ -12,7 +12,7 @@ from torch import nn
 from dent.data import open_data
 from dent.evaluation.units import eps_text
 from dent.models import ROBUSTBENCH, build, load_model
-from dent.models.robustbench import short_name
+from dent.models.robustbench import folders, short_name
 from dent.paper.reproduction import evaluation_of, folder_name, forwards, works
 from dent.paper.scales import Scale, Work
 from dent.paper.tables import Table
@@ -73,30 +73,29 @@ def _speed(work: Work, device: str) -> tuple[float | None, str | None]:
 
     What a model takes does not depend on its weights: untrained, its architecture tells as much.
     """
-    trouble = None
-    try:
-        model = load_model(work.model, device=device)
-    except (ValueError, OSError, ImportError) as error:
-        trouble = " ".join(str(error).split())
-        untrained = _untrained(work)
-        if untrained is None:
-            return None, trouble
-        model = untrained.to(device).eval()
-    return _seconds_per_image(model, _image_size(work), device), trouble
-
-
-def _untrained(work: Work) -> nn.Module | None:
-    published = {short_name(key): entry for key, entry in ROBUSTBENCH.items()}
-    if work.model in published:
-        return published[work.model].make()
-    return build(work.architecture) if work.architecture else None
+    key = next((key for key in ROBUSTBENCH if short_name(key) == work.model), None)
+    if key is not None:  # its weights are large, and are not fetched for an estimate
+        places = [folder / f"{key}.pt" for folder in folders()]
+        here = any(place.is_file() for place in places)
+        missing = f"{work.model} is not at {' or '.join(map(str, places))}; robustbench would fetch it"
+        model, trouble = load_model(work.model, weights="random"), None if here else missing
+    else:
+        try:
+            model, trouble = load_model(work.model), None
+        except Exception as error:  # functions of others raise what they like
+            trouble = " ".join(filter(None, (*str(error).split(), work.note and f"({work.note})")))
+            if not work.architecture:
+                return None, trouble
+            model = build(work.architecture)
+    return _seconds_per_image(model.to(device).eval(), _image_size(work), device), trouble
 
 
 def _image_size(work: Work) -> int:
-    try:
-        return int(open_data(work.data, n=1).read(torch.tensor([0])).shape[-1])
-    except (ValueError, OSError, ImportError):
-        return 288 if work.data.endswith("#crop288") else 32
+    if work.data.startswith("cifar"):
+        return 32  # which is not fetched for an estimate either
+    if work.data.startswith("imagenet"):
+        return 288 if work.data.endswith("#crop288") else 224
+    return int(open_data(work.data, n=1).read(torch.tensor([0])).shape[-1])
 
 
 def _seconds_per_image(model: nn.Module, size: int, device: str) -> float:

@@ -73,6 +73,8 @@ class Found:
         for name, bits in content["judged"].items():
             points = content["points"] if isinstance(bits, str) else bits["points"]
             bits = bits if isinstance(bits, str) else bits["correct"]
+            if set(bits) - set("01"):
+                raise ValueError(f"expected digits 0 and 1 for {name}, got {bits!r}")
             judged[name] = {int(one): bit == "1" for one, bit in zip(points, bits, strict=True)}
         return cls(
             asked=dict(content["asked"]),

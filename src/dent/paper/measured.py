@@ -81,16 +81,18 @@ def measure(number: Number, work: Work | None, found: Found | None, other: Found
         return Measured(number, work, missing="not run")
     if ask.measure in COSTS:
         value = getattr(found.cost, COSTS[ask.measure], None) if found.cost else None
-        return Measured(number, work, value=value, missing=None if value else _why(found))
+        return Measured(number, work, value=value, missing=_why(found) if value is None else None)
     points = found.points(judged_as(ask), cumulative=_is_direct(ask))
     worst = {} if _has_no_worst(ask) else found.points("worst") or {}
     if points is None:
         return Measured(number, work, missing=_why(found))
     if ask.minus is not None:
-        before = other.points(judged_as(ask)) if other else None
-        if other is None or before is None:
+        before = other.points(judged_as(ask), cumulative=_is_direct(ask)) if other else None
+        if before is None:
             return Measured(number, work, missing=_why(other))
         gain = paired(before, points)
+        if not gain.n:
+            return Measured(number, work, missing=f"no points in common with {ask.minus}")
         return Measured(number, work, value=gain.difference, low=gain.low, high=gain.high, points=points)
     score = Score(sum(points.values()), len(points))
     left = Score(sum(worst.values()), len(worst)) if worst else None

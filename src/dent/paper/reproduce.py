@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dent.data import open_data
 from dent.evaluation import Evaluation
+from dent.evaluation.engines import kept
 from dent.evaluation.run import Progress, run
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, room
@@ -42,15 +42,18 @@ def reproduce(
     *,
     seed: int = 0,
     device: str = "cpu",
+    engine: str = "here",
+    threads: int | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
     progress: Progress | None = None,
-    **how: Any,
 ) -> Reproduction:
     """Do what is not done yet for the tables, and gather all that is done in the folder.
 
     The same call goes on where another was stopped; several may work in the same folder at once. Work
     whose model or data cannot be loaded is left out, and why is said in the results.
 
-    how: engine, threads, workers and ray_address, as `evaluate` takes them.
+    engine, threads, workers, ray_address: as `evaluate` takes them; Ray is started once for all.
     """
     asked: dict[str, tuple[Evaluation, float]] = {}
     for work in works(chosen, scale):
@@ -61,25 +64,29 @@ def reproduce(
         raise ValueError(f"nothing of this can be loaded: {'; '.join(dict.fromkeys(troubles.values()))}")
     waiting = {key: one for key, one in asked.items() if key not in troubles}
     total, done = sum(cost for _, cost in waiting.values()), 0.0
-    while waiting:
-        busy = {}
-        for key, (evaluation, cost) in waiting.items():
-            try:
-                run(
-                    Sources(evaluation),
-                    folder / CELLS / key,
-                    progress=_part_of(progress, done, cost, total),
-                    **how,
-                )
-            except BusyError:
-                busy[key] = (evaluation, cost)  # another process does it
-                continue
-            except ValueError as error:
-                troubles[key] = str(error)
-            done += cost
-        if len(busy) == len(waiting):
-            time.sleep(PAUSE)
-        waiting = busy
+    with kept(engine, threads=threads, workers=workers, address=ray_address, device=device):
+        while waiting:
+            busy = {}
+            for key, (evaluation, cost) in waiting.items():
+                try:
+                    run(
+                        Sources(evaluation),
+                        folder / CELLS / key,
+                        progress=_part_of(progress, done, cost, total),
+                        engine=engine,
+                        threads=threads,
+                        workers=workers,
+                        ray_address=ray_address,
+                    )
+                except BusyError:
+                    busy[key] = (evaluation, cost)  # another process does it
+                    continue
+                except ValueError as error:
+                    troubles[key] = " ".join(str(error).split())
+                done += cost
+            if len(busy) == len(waiting):
+                time.sleep(PAUSE)
+            waiting = busy
     found = gather(scale, folder, seed=seed, device=device, troubles=troubles)
     with room(folder), replacing(folder / RESULTS) as file:
         file.write(json.dumps(found.to_json()).encode() + b"\n")
@@ -94,13 +101,16 @@ def gather(
     device: str = "cpu",
     troubles: dict[str, str] | None = None,
 ) -> Reproduction:
-    """All that is done in the folder, of whatever table."""
-    found = {}
+    """All that is done in the folder, of whatever table; what cannot be read is a trouble."""
+    found, troubles = {}, dict(troubles or {})
     for work in works(tables().values(), scale):
         key = folder_name(evaluation_of(work, seed=seed, device=device))
         if (folder / CELLS / key / RUN).exists():
-            found[key] = found_in(folder / CELLS / key)
-    return Reproduction(scale, found, troubles or {}, seed, device)
+            try:
+                found[key] = found_in(folder / CELLS / key)
+            except ValueError as error:
+                troubles.setdefault(key, " ".join(str(error).split()))
+    return Reproduction(scale, found, troubles, seed, device)
 
 
 def _part_of(progress: Progress | None, done: float, cost: float, total: float) -> Progress | None:
@@ -116,20 +126,20 @@ def _part_of(progress: Progress | None, done: float, cost: float, total: float) 
 
 def _troubles(evaluations: dict[str, Evaluation], progress: Progress | None) -> dict[str, str]:
     """Of work that cannot be done, why: before anything is begun, each model and data set is opened."""
-    faults: dict[str, str] = {}
+    faults: dict[tuple[str, int | None], str] = {}
     found = {}
     for key, asked in evaluations.items():
         model = asked.models[0]
-        opens: dict[str, Callable[[], object]] = {
-            asked.data: partial(open_data, asked.data, n=asked.n),
-            model: partial(load_model, model),
+        opens: dict[tuple[str, int | None], Callable[[], object]] = {
+            (asked.data, asked.n): partial(open_data, asked.data, n=asked.n),
+            (model, None): partial(load_model, model),
         }
-        for name, open_it in opens.items():
-            if name not in faults:
+        for what, open_it in opens.items():
+            if what not in faults:
                 if progress:
-                    progress(0, None, f"opening {name}")
-                faults[name] = _fault(open_it)
-        why = [f"{name} cannot be loaded: {faults[name]}" for name in opens if faults[name]]
+                    progress(0, None, f"opening {what[0]}")
+                faults[what] = _fault(open_it)
+        why = [f"{what[0]} cannot be loaded: {faults[what]}" for what in opens if faults[what]]
         if why:
             found[key] = "; ".join(why)
     return found
@@ -138,6 +148,6 @@ def _troubles(evaluations: dict[str, Evaluation], progress: Progress | None) -> 
 def _fault(open_it: Callable[[], object]) -> str:
     try:
         open_it()
-    except (ValueError, OSError, ImportError) as error:
-        return " ".join(str(error).split())
+    except Exception as error:  # the loaders of other packages raise what they like
+        return " ".join(str(error).split()) or type(error).__name__
     return ""

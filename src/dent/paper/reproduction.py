@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,14 @@ class Reproduction:
         if self.scale.skips(table.name, number.column):
             return measure(number, None, None, None)
         work = resolve(number.ask, self.scale, table.name)
-        key = self.key(work)
-        if key in self.troubles:
-            return Measured(number, work, missing=self.troubles[key])
         before = compared_with(number.ask)
-        other = resolve(before, self.scale, table.name) if before else None
-        return measure(
-            number, work, self.found.get(key), self.found.get(self.key(other)) if other else None
-        )
+        needed = [work] + ([resolve(before, self.scale, table.name)] if before else [])
+        keys = [self.key(one) for one in needed]
+        for key in keys:
+            if key in self.troubles:
+                return Measured(number, work, missing=self.troubles[key])
+        found, *others = (self.found.get(key) for key in keys)
+        return measure(number, work, found, others[0] if others else None)
 
     def key(self, work: Work) -> str:
         return folder_name(evaluation_of(work, seed=self.seed, device=self.device))
@@ -77,8 +77,14 @@ class Reproduction:
     def to_json(self) -> dict[str, Any]:
         """All that is needed to make every table again."""
         found = {key: self.found[key].to_json() for key in sorted(self.found)}
+        usual = find_scale(self.scale.name).models
+        data = {
+            name: one.data
+            for name, one in self.scale.models.items()
+            if name in usual and one.data != usual[name].data
+        }
         about = {"format": FORMAT, "scale": self.scale.name, "seed": self.seed, "device": self.device}
-        return about | {"found": found, "troubles": self.troubles}
+        return about | {"data": data, "found": found, "troubles": self.troubles}
 
 
 def load_reproduction(path: Path) -> Reproduction:
@@ -89,10 +95,19 @@ def load_reproduction(path: Path) -> Reproduction:
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}, expected {FORMAT}")
         found = {key: Found.from_json(one) for key, one in content["found"].items()}
-        scale = find_scale(content["scale"])
-        return Reproduction(scale, found, content["troubles"], content["seed"], content["device"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} is no reproduction ({type(error).__name__}: {error})") from error
+        scale = _with_data(find_scale(content["scale"]), content.get("data", {}))
+        troubles = {str(key): str(why) for key, why in content["troubles"].items()}
+        return Reproduction(scale, found, troubles, int(content["seed"]), str(content["device"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is no reproduction ({type(error).__name__}: {error}); dent reproduce writes one"
+        ) from error
+
+
+def _with_data(scale: Scale, data: Mapping[str, str]) -> Scale:
+    """The same with other data for some models of the paper, such as ImageNet of a folder."""
+    models = {name: replace(one, data=data.get(name, one.data)) for name, one in scale.models.items()}
+    return replace(scale, models=models) if data else scale
 
 
 def compared_with(ask: Ask) -> Ask | None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dent.evaluation.wording import NOTHING
+from dent.evaluation import wording
+from dent.evaluation.attacks import kind_of
+from dent.evaluation.wording import NOTHING, points_text
 from dent.paper.claims import Judgement
 from dent.paper.measured import Measured
 from dent.paper.reproduction import Reproduction
+from dent.paper.scales import Work
 from dent.paper.tables import Part, Table, tables
 
 LINES = ("published", "here", "95 % interval", "difference", "worst case")
@@ -42,7 +45,8 @@ def grids(found: Reproduction, table: Table) -> list[Grid]:
 
 
 def part_head(part: Part) -> str:
-    return "model" if all("-" in row or row[-4:].isdigit() for row in part.rows) else ""
+    """What the rows are, if they are models, which are named by their authors and the year."""
+    return "model" if all(row[-4:].isdigit() for row in part.rows) else ""
 
 
 def _lines(title: str, numbers: Sequence[Measured]) -> list[tuple[str, ...]]:
@@ -65,38 +69,68 @@ def number_text(value: float | None, *, sign: bool = False) -> str:
     """
     if value is None:
         return NOTHING
-    digits = 1 if abs(value) >= 1 or value == 0 or sign else 3
-    return f"{value:{'+' if sign else ''}.{digits}f}"
+    if sign:
+        return points_text(value, sign="+")
+    return f"{value:.{1 if abs(value) >= 1 or value == 0 else 3}f}"
 
 
 def interval_text(one: Measured) -> str:
-    low, high = (one.score.low, one.score.high) if one.score else (one.low, one.high)
-    return NOTHING if low is None or high is None else f"{low:.1f} to {high:.1f}"
+    if one.score:
+        return wording.interval_text(one.score)
+    return NOTHING if one.low is None or one.high is None else f"{one.low:.0f} to {one.high:.0f}"
 
 
 def notes(found: Reproduction, table: Table) -> list[str]:
     """What the numbers are of: stand-ins, points, attacks; and what is missing, with why."""
     numbers = list(found.by_reference(table).values())
+    works = [one.work for one in numbers if one.work]
     said = [table.note] if table.note else []
-    stands: dict[str, list[str]] = {}
+    stands: dict[str, dict[str, None]] = {}
     for one in numbers:
         if one.work and one.work.stands_in:
-            stands.setdefault(one.work.model, []).append(one.number.ask.model)
-    said += [
-        f"{model} stands in for {', '.join(dict.fromkeys(paper))}." for model, paper in stands.items()
-    ]
+            what = f"{one.work.model} ({one.work.note})" if one.work.note else one.work.model
+            stands.setdefault(what, {})[one.number.ask.model] = None
+    said += [f"{model} stands in for {', '.join(paper)}." for model, paper in stands.items()]
+    if any(one.work.defence not in (one.number.ask.defence, "static") for one in numbers if one.work):
+        said.append(f"At this scale, updates are at most {found.scale.most_updates}.")
     counts = sorted({one.n for one in numbers if one.n})
     if counts:
         said.append(f"n = {' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))}.")
-    attacks = {one.work.attacks for one in numbers if one.work and one.work.attacks}
-    if attacks:
-        longest = max(attacks, key=len)
-        protocol = any(one.work.protocol for one in numbers if one.work)
-        reference = "the reference AutoAttack, re-batching included; " if protocol else ""
-        said.append(f"Attacks: {reference}{'; '.join(longest)}.")
+    said += _attacks(works)
     missing = Counter(one.missing for one in numbers if one.missing)
     said += [f"Missing, {count} of {len(numbers)} numbers: {why}." for why, count in missing.items()]
-    return said
+    keys = dict.fromkeys(map(found.key, works))
+    failed = [key for key in keys if key in found.found and found.found[key].missing]
+    if failed:
+        first = found.found[failed[0]].missing[0]
+        said.append(f"Incomplete, {len(failed)} of {len(keys)} evaluations: {first}.")
+    return [" ".join(note.split()) for note in said]
+
+
+def _attacks(works: Sequence[Work]) -> Iterator[str]:
+    """Those of the paper as they are run here, and those that the worst case has besides."""
+    own: dict[str, dict[str, None]] = {}
+    added: dict[str, dict[str, None]] = {}
+    for text in (text for work in works for text in work.attacks):
+        name = text.partition(":")[0]
+        kinds = added if kind_of(name) == "adaptive" else own
+        kinds.setdefault(name, {})[text] = None
+    reference = ["the reference AutoAttack, re-batching included"] * any(one.protocol for one in works)
+    shown = reference + [_range(list(texts)) for texts in own.values()]
+    if shown:
+        yield f"Attacks: {'; '.join(shown)}."
+    if added:
+        yield f"For the worst case also: {'; '.join(_range(list(texts)) for texts in added.values())}."
+
+
+def _range(texts: Sequence[str]) -> str:
+    """An attack with its settings, where these vary from the first to the last.
+
+    >>> _range(["pgd:steps=1"]), _range(["pgd:steps=1", "pgd:steps=2", "pgd:steps=9"])
+    ('pgd:steps=1', 'pgd:steps=1 to pgd:steps=9')
+    """
+    word = " or " if len(texts) == 2 else " to "
+    return word.join(dict.fromkeys((texts[0], texts[-1])))
 
 
 VERDICTS = {
@@ -122,20 +156,38 @@ def claim_rows(judgements: Sequence[Judgement]) -> list[dict[str, str]]:
 
 
 def paper_markdown(found: Reproduction) -> str:
-    """All tables that were begun, and the claims."""
+    """All tables that were begun, what was not, and the claims."""
     scale = found.scale
-    lines = [f"# The paper, reproduced: scale {scale.name}", "", scale.title, ""]
+    lines = [f"# The paper, reproduced: scale {scale.name}", "", sentence(scale.title), ""]
     for table in found.begun():
         lines += [f"## {heading(table)}", ""]
         for grid in grids(found, table):
             lines += [f"**{grid.title}**", "", *_markdown_rows(grid), ""]
-            lines += [f"- {note}" for note in grid.notes] + [""] * bool(grid.notes)
+            lines += [f"- {_plain(note)}" for note in grid.notes] + [""] * bool(grid.notes)
+    if absent := not_begun(found):
+        lines += ["## Not measured", "", *(f"- {_plain(line)}" for line in absent), ""]
     lines += ["## Claims of the paper's text", ""]
     rows = claim_rows(found.judgements())
     columns = [name for name in rows[0] if name != "evidence"]
     lines += [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(_escaped(row[name]) for name in columns)} |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def not_begun(found: Reproduction) -> list[str]:
+    """The tables of which no number is there, each with why."""
+    begun = {table.name for table in found.begun()}
+    lines = []
+    for table in tables().values():
+        if table.name not in begun:
+            why = dict.fromkeys(one.missing or "" for one in found.by_reference(table).values())
+            lines.append(" ".join(f"{heading(table)}: {'; '.join(filter(None, why))}.".split()))
+    return lines
 
 
 def heading(table: Table) -> str:
@@ -157,7 +209,12 @@ def _markdown_rows(grid: Grid) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    return _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """Markdown takes it for no HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def show_table(found: Reproduction, table: Table) -> None:

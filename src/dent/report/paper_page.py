@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dent.evaluation import wording
+from dent.evaluation.wording import NOTHING
 from dent.paper.claims import Judgement
-from dent.paper.measured import Measured
+from dent.paper.measured import COSTS, Measured
 from dent.paper.reproduction import Reproduction
-from dent.paper.tables import Part
+from dent.paper.tables import Ask, Part
 from dent.paper.tables import Table as PaperTable
 from dent.report import plots
 from dent.report.evaluation_page import BATTLE, GALLERY
 from dent.report.page import Battle, Block, Gallery, Page, Plot, Record, Rows, Table, Text, Value
-from dent.report.paper import claim_rows, grids, heading, number_text
+from dent.report.paper import heading, interval_text, not_begun, notes, number_text
 
 HOW_TO_READ = (
-    "published: as the paper prints it. here: the same under the attacks of this scale. worst case: what "
-    "stands when the attacks made for adaptation are added, which the paper did not run: points of "
-    "highest loss of the static model, and attacks on the model as adapted to them. difference: here "
-    "minus published, in percentage points or in the unit of the table. Where another model stands in "
-    "for the paper's, compare the direction of a row, not its numbers."
+    "published: as the paper prints it. here: the same under the attacks of this scale, with a 95 % "
+    "interval. difference: here minus published. worst case: what stands when attacks made for "
+    "adaptation are added, which the paper did not run. Where another model stands in for the paper's, "
+    "compare the direction of a row, not its numbers."
 )
+MISSING = "Numbers are missing, or of fewer points. The same command tries again what failed."
+CLAIM_NOTES = (
+    "A verdict is by the 95 % interval of a difference, on the same points; the paper's own numbers, "
+    "which have none, are compared as they are printed.",
+    "worst case: the same with attacks made for adaptation added, which the paper did not run.",
+)
+KINDS = {  # of the lines of a plot: shape, and dashes
+    "here": ("circle", [1, 0]),
+    "worst case": ("triangle-down", [2, 3]),
+    "published": ("diamond", [7, 4]),
+}
 
 
 def paper_page(found: Reproduction) -> Page:
@@ -33,7 +45,7 @@ def paper_page(found: Reproduction) -> Page:
     facts += [("evaluations", str(len(found.found))), ("device", found.device)]
     return Page(
         title="The paper, reproduced",
-        lead=(*summary(judgements), found.scale.title),
+        lead=(*summary(judgements), f"Scale {found.scale.name}: {found.scale.title}."),
         facts=facts,
         blocks=tuple(_blocks(found, begun, judgements)),
         alerts=tuple(_alerts(found)),
@@ -61,91 +73,174 @@ def summary(judgements: Sequence[Judgement]) -> list[str]:
 def _blocks(
     found: Reproduction, begun: Sequence[PaperTable], judgements: Sequence[Judgement]
 ) -> Iterator[Block]:
-    yield Text("How to read it", (HOW_TO_READ,), level=3)
     yield _claims(judgements)
+    if begun:
+        yield Text("How to read the tables", (HOW_TO_READ,), level=3)
     for table in begun:
         yield from _table_blocks(found, table)
     records = [
-        Record(key.rpartition("_")[0], one.battle) for key, one in found.found.items() if one.battle
+        Record(str(cell), one.battle, cell.defence)
+        for one in found.found.values()
+        for cell in one.evaluation.cells()
+        if one.battle and one.battle.get("images")
     ]
     if records:
         yield Battle("The battle", records, (BATTLE,))
         yield Gallery("Gallery", records, (GALLERY,))
+    if absent := not_begun(found):
+        yield Text("Not measured", items=absent, folded=len(absent) > 5)
 
 
 def _claims(judgements: Sequence[Judgement]) -> Table:
-    marks = {"holds here": "best", "does not hold here": "worst"}
-    columns = ["claim", "where", "its own numbers", "here", "in the worst case"]
+    columns = ["claim", "the paper's own numbers", "here", "worst case"]
     rows = []
-    for row in claim_rows(judgements):
-        verdicts = [Value(row[name], "", marks.get(row[name], "")) for name in columns[3:]]
-        claim = Value(row["claim"], row["evidence"])
-        rows.append([claim, Value(row["where"]), Value(row["its own numbers"]), *verdicts])
-    note = "Verdicts are by the 95 % interval of the difference, on the same points."
-    return Table("What the paper says, and what holds", columns, [Rows(rows)], (note,))
+    for one in judgements:
+        said = (one.published_verdict, one.verdict, one.worst_verdict or NOTHING)
+        why = [one.claim.where, *([one.claim.note] if one.claim.note else []), *one.evidence]
+        rows.append([Value(one.claim.text, " \N{MIDDLE DOT} ".join(why)), *map(_verdict, said)])
+    return Table("What the paper says, and what holds", columns, [Rows(rows)], CLAIM_NOTES)
+
+
+def _verdict(text: str) -> Value:
+    tone = {"holds": "good", "does not hold": "bad"}.get(text, "")
+    return Value(text, strong=bool(tone), tone=tone)
 
 
 def _table_blocks(found: Reproduction, table: PaperTable) -> Iterator[Block]:
-    shown = grids(found, table)
-    for number, (grid, part) in enumerate(zip(shown, table.parts, strict=True)):
-        groups: list[Rows] = []
-        for row in grid.rows:
-            if row[0]:
-                groups.append(Rows([], row[0]))
-            line = [Value(row[1]), *(Value(text) for text in row[2:])]
-            groups[-1] = Rows([*groups[-1].rows, line], groups[-1].heading)
-        title = heading(table) if number == 0 else grid.title
-        columns = [grid.title if number == 0 else "", *part.columns]
-        yield Table(title, columns, groups, grid.notes, level=2 if number == 0 else 3)
-    if table.across:
-        measured = found.measured(table)
-        for part, rows in zip(table.parts, measured, strict=True):
-            plot = _curve(table, part, rows)
-            if plot:
-                yield plot
+    alone = len(table.parts) == 1
+    if not alone:
+        yield Text(heading(table))
+    measured = found.measured(table)
+    said = notes(found, table)
+    for part, rows in zip(table.parts, measured, strict=True):
+        groups = [
+            Rows(list(_lines(numbers)), title) for title, numbers in zip(part.rows, rows, strict=True)
+        ]
+        title = heading(table) if alone else part.title
+        columns = [part.title if alone else "", *part.columns]
+        own = said if part is table.parts[-1] else ()
+        yield Table(title, columns, groups, own, level=2 if alone else 3)
+    for part, rows in zip(table.parts, measured, strict=True):
+        yield from _curves(table, part, rows)
 
 
-def _curve(table: PaperTable, part: Part, rows: Sequence[Sequence[Measured]]) -> Plot | None:
-    x = str(table.across)
-    percent = all(one.score for numbers in rows for one in numbers if one.ours is not None)
-    y = "accuracy in %" if percent else "multiples or seconds"
-    points: list[dict[str, Any]] = []
+def _lines(numbers: Sequence[Measured]) -> Iterator[list[Value]]:
+    """As in a grid, with the intervals below their numbers."""
+    lines = {
+        "published": [Value(number_text(one.number.published)) for one in numbers],
+        "here": [
+            Value(number_text(one.ours), _unless_nothing(interval_text(one)), strong=True)
+            for one in numbers
+        ],
+        "difference": [Value(number_text(one.difference, sign=True)) for one in numbers],
+        "worst case": [
+            Value(
+                number_text(one.worst.percent), wording.interval_text(one.worst), strong=True, tone="bad"
+            )
+            if one.worst
+            else Value(NOTHING)
+            for one in numbers
+        ],
+    }
+    for name, values in lines.items():
+        if name == "here" or any(value.text != NOTHING for value in values):
+            yield [Value(name), *values]
+
+
+def _unless_nothing(text: str) -> str:
+    return "" if text == NOTHING else text
+
+
+def _curves(table: PaperTable, part: Part, rows: Sequence[Sequence[Measured]]) -> Iterator[Plot]:
+    """A plot for each unit, if the table is a curve."""
+    units: dict[str, list[tuple[str, Sequence[Measured]]]] = {}
     for title, numbers in zip(part.rows, rows, strict=True):
-        for at, one in zip(part.at, numbers, strict=True):
-            scores = {"here": one.score, "worst case": one.worst}
-            figures = {"here": one.ours, "published": one.number.published}
-            figures |= {"worst case": one.worst.percent if one.worst else None}
-            for kind, figure in figures.items():
-                if figure is None:
-                    continue
-                point: dict[str, Any] = {x: at, y: figure, "series": f"{title}, {kind}"}
-                if score := scores.get(kind):
-                    point |= {"low": score.low, "high": score.high, "n": score.n}
-                points.append(point)
-    names = list(dict.fromkeys(str(one["series"]) for one in points))
-    if not any(name.endswith(", here") for name in names):
-        return None
-    spec = plots.curve(
-        points, x, y, "series", "low", "high", percent=percent,
-        dashed=[name for name in names if name.endswith(", published")],
-    )  # fmt: skip
+        units.setdefault(unit_of(numbers[0].number.ask), []).append((title, numbers))
+    for unit, own in units.items() if table.across else ():
+        points = list(_points(own, part.at))
+        if any(one["kind"] != "published" for one in points):
+            name = f", {unit}" if len(units) > 1 else ""
+            title = f"{part.title}, across {table.across}{name}"
+            yield _curve(title, points, str(table.across), unit)
+
+
+def unit_of(ask: Ask) -> str:
+    """What an axis of such numbers is called."""
+    if ask.measure == "seconds":
+        return "seconds for a batch"
+    if ask.measure in COSTS:
+        return "multiples of the static model"
+    return "accuracy in %" if ask.minus is None else "percentage points"
+
+
+def _points(
+    rows: Sequence[tuple[str, Sequence[Measured]]], at: Sequence[float]
+) -> Iterator[dict[str, Any]]:
+    """What is to be drawn; rows that are one and the same measurement, once for all of them."""
+    same: dict[Any, list[str]] = {}
+    for title, numbers in rows:
+        same.setdefault(_measurement(numbers), []).append(title)
+    for place, (title, numbers) in enumerate(rows):
+        together = same[_measurement(numbers)]
+        name = "all rows" if 1 < len(together) == len(rows) else ", ".join(together)
+        for x, one in zip(at, numbers, strict=True):
+            row = {"x": x, "row": place}
+            if one.number.published is not None:
+                yield row | {"series": title, "kind": "published", "y": one.number.published}
+            if together[0] != title:
+                continue
+            for kind, score in (("here", one.score), ("worst case", one.worst)):
+                if score:
+                    ends = {"low": score.low, "high": score.high, "n": score.n}
+                    yield row | {"series": name, "kind": kind, "y": score.percent} | ends
+            if one.value is not None:
+                yield row | {"series": name, "kind": "here", "y": one.value}
+
+
+def _measurement(numbers: Sequence[Measured]) -> tuple[Any, ...]:
+    return tuple((one.work, one.number.ask.measure, one.number.ask.minus) for one in numbers)
+
+
+def _curve(title: str, points: Sequence[Mapping[str, Any]], x: str, y: str) -> Plot:
+    """A colour for each row; shape and dashes say whether it is ours."""
+    points = sorted(points, key=lambda one: (one["row"], list(KINDS).index(one["kind"])))
+    drawn: list[dict[str, Any]] = []
+    rows: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    for one in points:
+        name = f"{one['series']}, {one['kind']}"
+        rows[name], kinds[name] = one["row"], one["kind"]
+        rest = {key: one[key] for key in ("low", "high", "n") if key in one}
+        drawn.append({x: one["x"], y: one["y"], "series": name, **rest})
+    spec = plots.curve(drawn, x, y, "series", "low", "high", percent="%" in y)
+    styles = {
+        "color": [plots.PALETTE[row % len(plots.PALETTE)] for row in rows.values()],
+        "shape": [KINDS[kind][0] for kind in kinds.values()],
+        "strokeDash": [KINDS[kind][1] for kind in kinds.values()],
+    }
+    for layer in spec["layer"]:
+        for channel, style in styles.items():
+            if channel in layer["encoding"]:
+                scale = {"domain": list(rows), "range": style}
+                layer["encoding"][channel] |= {"field": "series", "scale": scale}
     lines = [
-        [Value(str(one["series"])), Value(f"{one[x]:g}"), Value(number_text(one[y]), _detail(one))]
-        for one in points
+        [Value(one["series"]), Value(f"{one[x]:g}"), Value(number_text(one[y]), _detail(one))]
+        for one in drawn
     ]
-    title = f"{heading(table).partition(':')[0]}, {part.title}, across {x}"
-    shown = Table("", ["series", x, y], [Rows(lines)])
-    return Plot(title, spec, shown, ("Dashed: as published.",), level=3)
+    return Plot(title, spec, Table("", ["series", x, y], [Rows(lines)]), level=3)
 
 
-def _detail(one: dict[str, Any]) -> str:
-    if "low" not in one:
-        return ""
-    return f"{one['low']:.1f} to {one['high']:.1f}, n = {one['n']}"
+def _detail(one: Mapping[str, Any]) -> str:
+    return f"{one['low']:.1f} to {one['high']:.1f}, n = {one['n']:,}" if "low" in one else ""
 
 
 def _alerts(found: Reproduction) -> Iterator[Text]:
-    failed = [f"{key}: {one.missing[0]}" for key, one in found.found.items() if one.missing]
     troubles = list(dict.fromkeys(found.troubles.values()))
-    if failed or troubles:
-        yield Text("Not all of it is there", items=[*troubles, *failed], folded=len(failed) > 3)
+    failed = [
+        f"{cell}: {one.missing[0]}" + (f", and {len(one.missing) - 1} more" * (len(one.missing) > 1))
+        for one in found.found.values()
+        for cell in one.evaluation.cells()
+        if one.missing
+    ]
+    if items := troubles + failed:
+        yield Text("Not all of it is there", (MISSING,), items, folded=len(items) > 3)

@@ -1,0 +1,76 @@
+"""Reproductions of the paper that were never run: what each evaluation would find is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from battles import battle
+
+from dent.evaluation.attacks import kind_of
+from dent.evaluation.defences import defence_settings
+from dent.evaluation.results import Cost
+from dent.evaluation.suites import chosen_attacks
+from dent.evaluation.units import NATURAL
+from dent.paper.found import Found, Points
+from dent.paper.reproduction import Reproduction, evaluation_of, folder_name, works
+from dent.paper.scales import Scale, Work, find_scale
+from dent.paper.tables import Table, tables
+
+
+def reproduction(
+    scale: str | Scale = "cpu",
+    *,
+    chosen: Iterable[Table] | None = None,
+    keep: Callable[[Work], bool] = lambda work: True,
+    troubles: dict[str, str] | None = None,
+) -> Reproduction:
+    """All that the tables need at a scale. keep: which work is done."""
+    scale = find_scale(scale) if isinstance(scale, str) else scale
+    found = {}
+    for number, work in enumerate(works(tables().values() if chosen is None else chosen, scale)):
+        if keep(work):
+            found[key_of(work)] = made_up(work, seed=number)
+    return Reproduction(scale, found, troubles or {})
+
+
+def key_of(work: Work) -> str:
+    return folder_name(evaluation_of(work, seed=0, device="cpu"))
+
+
+def made_up(work: Work, seed: int = 0, **others: Any) -> Found:
+    """As a run would judge: more updates help against direct attacks, less against adaptive ones."""
+    random, n = np.random.default_rng(seed), work.n or 200
+    updates = 0 if work.defence == "static" else defence_settings(work.defence).steps
+    strength = 255 * work.eps / 8 if work.norm == "linf" else 2 * work.eps
+    points = random.permutation(n).tolist()
+    judged: dict[str, Points] = {NATURAL: _some(random, points, 0.85)}
+    for name in chosen_attacks(work.attacks):
+        if kind_of(name) == "scenario":
+            judged[name] = _some(random, points[: max(1, n // 2)], 0.5)
+            continue
+        gain = min(updates, 40) / (40 if kind_of(name) == "direct" else 400)
+        left = _some(random, points, min(1, 0.35 + 0.4 * gain + 0.3 * (1 - min(1, strength))))
+        judged[name] = both(judged[NATURAL], left)
+    direct = [judged[name] for name in judged if name == NATURAL or kind_of(name) == "direct"]
+    every = [judged[name] for name in judged if name == NATURAL or kind_of(name) != "scenario"]
+    if work.protocol:
+        judged["protocol"] = both(*direct, _some(random, points, 0.95))
+    judged |= {"direct": both(*direct), "worst": both(*every)}
+    if work.protocol:
+        judged["worst"] = both(*every, judged["protocol"])
+    cost = Cost(1e6 * (2 * updates + 1), 1e6, 0.03 + 0.05 * updates, 0.03)
+    evaluation = evaluation_of(work, seed=0, device="cpu")
+    shown = battle(seed=seed) if work.battle and updates else None
+    given = {"cost": cost, "battle": shown, "versions": {"dent": "0.1.0"}} | others
+    return Found(evaluation.to_json(), judged, **given)
+
+
+def both(*judgements: Points) -> Points:
+    """Correct in all of them."""
+    return {point: all(one[point] for one in judgements) for point in judgements[0]}
+
+
+def _some(random: np.random.Generator, points: list[int], share: float) -> Points:
+    return {point: bool(random.random() < share) for point in points}
