@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,20 @@ from dent.evaluation.units import NATURAL
 from dent.paper.found import Found, Points
 from dent.paper.reproduction import Reproduction, evaluation_of, folder_name, works
 from dent.paper.scales import Scale, Work, find_scale
-from dent.paper.tables import Table, tables
+from dent.paper.tables import Table, find_table, tables
+
+OTHERS = ("empty", "partial", "failed", "one table")
+
+# Four points, as a run judges them; one is wrong naturally, and each attack breaks another.
+JUDGED = {
+    "natural": {3: True, 1: True, 2: True, 0: False},
+    "apgd-ce": {3: True, 1: False, 2: True, 0: True},
+    "square": {3: True, 1: True, 2: False, 0: True},
+    "denying updates": {3: False, 1: True, 2: True, 0: True},
+    "mixed (50 %)": {2: True, 0: True},
+    "direct": {3: True, 1: False, 2: False, 0: False},
+    "worst": {3: False, 1: False, 2: False, 0: False},
+}
 
 
 def reproduction(
@@ -33,6 +47,25 @@ def reproduction(
         if keep(work):
             found[key_of(work)] = made_up(work, seed=number)
     return Reproduction(scale, found, troubles or {})
+
+
+def failed() -> Reproduction:
+    """Of table-12, units of a cell failed and two cells could not be loaded; nothing else was begun."""
+    found = reproduction("smoke", chosen=[find_table("table-12")])
+    first, *troubled = found.found
+    judged = {"natural": found.found[first].judged["natural"]}
+    errors = ("batch 0, apgd-ce: RuntimeError: no memory", "batch 0, about: RuntimeError: no memory")
+    pieces = {first: replace(found.found[first], judged=judged, cost=None, missing=errors)}
+    return replace(found, found=pieces, troubles=dict.fromkeys(troubled[:2], "weights are not there"))
+
+
+def other(name: str) -> Reproduction:
+    """One that is not full, by a name of `OTHERS`."""
+    if name == "empty":
+        return reproduction("cpu", chosen=[])
+    if name == "partial":
+        return reproduction("cpu", keep=lambda work: work.defence == "static")
+    return failed() if name == "failed" else reproduction("smoke", chosen=[find_table("table-9")])
 
 
 def key_of(work: Work) -> str:
@@ -74,3 +107,8 @@ def both(*judgements: Points) -> Points:
 
 def _some(random: np.random.Generator, points: list[int], share: float) -> Points:
     return {point: bool(random.random() < share) for point in points}
+
+
+def broken() -> Any:
+    """A model that cannot be loaded, and not for a reason that dent knows."""
+    raise RuntimeError("no driver")

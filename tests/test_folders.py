@@ -275,6 +275,10 @@ def test_imagenet_labels_by_synset(imagenet: Path) -> None:
         assert dataset.read(torch.tensor([1])).shape == (1, 3, 224, 224)
     assert open_data("imagenet", root=imagenet, split="train").labels.tolist() == [999]
     images, _ = load_data("imagenet", root=imagenet, n=1, preprocessing="crop288")
+    assert torch.equal(load_data(f"imagenet:{imagenet}#crop288", n=1)[0], images)
+    assert torch.equal(load_data("imagenet#crop288", root=imagenet, n=1)[0], images)
+    with pytest.raises(ValueError, match="unknown preprocessing 'crop2'"):
+        open_data(f"imagenet:{imagenet}#crop2")
     assert images.shape == (1, 3, 288, 288)
     with Image.open(imagenet / "val" / "n01531178" / "a.JPEG") as image:
         expected = PREPROCESSING["res256crop224"](image.convert("RGB"))

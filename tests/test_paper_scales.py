@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from dent.attacks.autoattack import VERSIONS
-from dent.data import DATA, open_data
+from dent.data import DATA, PREPROCESSING, open_data
 from dent.defense.settings import Settings, make_settings
 from dent.evaluation.attacks import kind_of
 from dent.evaluation.defences import defence_text
@@ -113,6 +113,7 @@ def test_every_model_is_one_that_can_be_loaded_or_made(name: str) -> None:
             assert made_by is not None
             architecture, recipe, rest = made_by.groups()
             assert architecture in MODELS
+            assert standing.architecture == architecture
             assert recipe in RECIPES
             folder = re.search(r"--out (\S+)", rest)
             made = folder[1] if folder else f"runs/{architecture}-{recipe}"
@@ -122,7 +123,9 @@ def test_every_model_is_one_that_can_be_loaded_or_made(name: str) -> None:
             assert len(open_data(standing.data)) == 16
         else:
             assert standing.model in cards()
-        assert standing.data in DATA or ":" in standing.data
+        data, _, cut = standing.data.partition("#")
+        assert data in DATA or ":" in data
+        assert cut in ("", *PREPROCESSING)
         assert standing.stands_in == (name != "paper")
         assert standing.note or standing.model.startswith("robustbench:")
 

@@ -12,7 +12,7 @@ from dent.cli.app import AsJson, Device, Threads, app, show
 from dent.cli.evaluate import FAILED
 from dent.evaluation import load_results
 from dent.paper.estimate import Estimated, estimate_tables
-from dent.paper.reproduce import gather
+from dent.paper.reproduce import CELLS, gather
 from dent.paper.reproduce import reproduce as run_tables
 from dent.paper.reproduction import RESULTS, Reproduction, load_reproduction
 from dent.paper.scales import find_scale, scales
@@ -51,10 +51,11 @@ def reproduce(
         show(
             paper_rows(gather(chosen_scale, folder, seed=seed, device=device)),
             as_json,
-            right=("numbers", "here"),
+            right=("numbers", "published", "here"),
         )
         return
-    chosen = list(tables().values()) if "all" in names else [find_table(name) for name in names]
+    named = dict.fromkeys(find_table(name).name for name in names if name != "all")
+    chosen = [tables()[name] for name in (tables() if "all" in names else named)]
     if dry_run:
         _show_estimates(estimate_tables(chosen, chosen_scale, device=device), as_json)
         return
@@ -67,8 +68,7 @@ def reproduce(
     _show(found, chosen, as_json)
     if not as_json:
         typer.echo(f"results: {folder / RESULTS}; report: {folder / 'report.html'}")
-    incomplete = [one for table in chosen for one in found.by_reference(table).values() if one.missing]
-    if any(one.work for one in incomplete):
+    if not found.is_complete(chosen):
         typer.echo("dent: some numbers are missing; the same command tries them again", err=True)
         raise typer.Exit(FAILED)
 
@@ -80,12 +80,16 @@ def report(
     pictures: Annotated[Path | None, typer.Option(help="A folder for the plots as PNG and SVG.")] = None,
 ) -> None:
     """Make the page of a run again: one HTML file that needs nothing else; and plots for papers."""
-    is_paper = run.is_file() or (run / RESULTS).exists()
-    results = load_reproduction(run) if is_paper else load_results(run)
-    folder = run.parent if run.is_file() else run
-    file = out or folder / "report.html"
+    file = out or (run.parent if run.is_file() else run) / "report.html"
     if file.suffix != ".html":
         raise ValueError(f"expected out as a file.html, got {file}")
+    if (run / CELLS).is_dir() and not (run / RESULTS).exists():
+        raise ValueError(
+            f"expected {RESULTS} in {run}, which dent reproduce writes at its end; let it end, or start "
+            "it again with the tables that are done"
+        )
+    is_paper = run.is_file() or (run / RESULTS).exists()
+    results = load_reproduction(run) if is_paper else load_results(run)
     write_page(results, file, pictures=pictures)
     typer.echo(f"report: {file}" + (f"; pictures: {pictures}" if pictures else ""))
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from dent.evaluation.plan import Plan
 from dent.evaluation.sources import Sources
@@ -32,7 +33,8 @@ class Estimate:
 
 def estimate(plan: Plan, sources: Sources) -> list[Estimate]:
     """For each cell and attack of the plan, from the time of some forwards of each static model."""
-    speed = {name: _seconds_per_image(sources, name) for name in sources.evaluation.models}
+    inputs, _ = sources.read(sources.batches()[0])
+    speed = {name: seconds_per_image(sources.model(name), inputs) for name in sources.evaluation.models}
     groups: defaultdict[tuple[Cell, str], list[Unit]] = defaultdict(list)
     for unit in plan.units():
         groups[unit.cell, unit.attack].append(unit)
@@ -43,11 +45,11 @@ def estimate(plan: Plan, sources: Sources) -> list[Estimate]:
     return found
 
 
-def _seconds_per_image(sources: Sources, name: str) -> float:
-    model, (inputs, _) = sources.model(name), sources.read(sources.batches()[0])
+def seconds_per_image(model: nn.Module, inputs: Tensor) -> float:
+    """Of a forward: the fastest of some, after one that warms up."""
     times = []
     with torch.no_grad():
-        for _ in range(ROUNDS + 1):  # the first warms up
+        for _ in range(ROUNDS + 1):
             started = time.perf_counter()
             model(inputs).sum().item()  # waits for a GPU too
             times.append(time.perf_counter() - started)

@@ -176,12 +176,13 @@ def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
 
 
 def _attacks(evaluation: Evaluation, cell: Cell, settings: Settings, *, independent: bool) -> Suite:
+    suite = evaluation.attacks_in(cell.norm)
     return attacks_on(
         settings,
-        suite=evaluation.attacks_in(cell.norm),
+        suite=suite,
         independent=independent,
         steps=evaluation.steps,
         queries=evaluation.queries,
         protocol=evaluation.with_protocol,
-        battle=evaluation.battle and not cell.static,
+        battle=evaluation.battle and not cell.static and bool(suite),
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from dent.data import open_data
+from dent.evaluation.estimate import seconds_per_image
 from dent.evaluation.units import eps_text
 from dent.models import ROBUSTBENCH, build, load_model
 from dent.models.robustbench import folders, short_name
@@ -17,7 +16,7 @@ from dent.paper.reproduction import evaluation_of, folder_name, forwards, works
 from dent.paper.scales import Scale, Work
 from dent.paper.tables import Table
 
-ROUNDS, IMAGES = 3, 8  # timed forwards, and images of each
+IMAGES = 8  # of a timed forward
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ def _speed(work: Work, device: str) -> tuple[float | None, str | None]:
             if not work.architecture:
                 return None, trouble
             model = build(work.architecture)
-    return _seconds_per_image(model.to(device).eval(), _image_size(work), device), trouble
+    inputs = torch.rand(IMAGES, 3, *[_image_size(work)] * 2, device=device)
+    return seconds_per_image(model.to(device).eval(), inputs), trouble
 
 
 def _image_size(work: Work) -> int:
@@ -96,14 +96,3 @@ def _image_size(work: Work) -> int:
     if work.data.startswith("imagenet"):
         return 288 if work.data.endswith("#crop288") else 224
     return int(open_data(work.data, n=1).read(torch.tensor([0])).shape[-1])
-
-
-def _seconds_per_image(model: nn.Module, size: int, device: str) -> float:
-    inputs = torch.rand(IMAGES, 3, size, size, device=device)
-    times = []
-    with torch.no_grad():
-        for _ in range(ROUNDS + 1):  # the first warms up
-            started = time.perf_counter()
-            model(inputs).sum().item()  # waits for a GPU too
-            times.append(time.perf_counter() - started)
-    return min(times[1:]) / IMAGES

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from dent.data import open_data
 from dent.evaluation import Evaluation
-from dent.evaluation.engines import kept
+from dent.evaluation.engines import ENGINES, kept
 from dent.evaluation.run import Progress, run
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, room
 from dent.models import load_model
+from dent.names import lookup
 from dent.paper.found import found_in
 from dent.paper.reproduction import (
     RESULTS,
@@ -55,6 +56,7 @@ def reproduce(
 
     engine, threads, workers, ray_address: as `evaluate` takes them; Ray is started once for all.
     """
+    lookup("engine", engine, ENGINES)
     asked: dict[str, tuple[Evaluation, float]] = {}
     for work in works(chosen, scale):
         evaluation = evaluation_of(work, seed=seed, device=device)
@@ -81,10 +83,12 @@ def reproduce(
                 except BusyError:
                     busy[key] = (evaluation, cost)  # another process does it
                     continue
-                except ValueError as error:
+                except (ValueError, TypeError, RuntimeError) as error:
                     troubles[key] = " ".join(str(error).split())
                 done += cost
             if len(busy) == len(waiting):
+                if progress:
+                    progress(done, total, "waiting for another process")
                 time.sleep(PAUSE)
             waiting = busy
     found = gather(scale, folder, seed=seed, device=device, troubles=troubles)
@@ -132,7 +136,7 @@ def _troubles(evaluations: dict[str, Evaluation], progress: Progress | None) -> 
         model = asked.models[0]
         opens: dict[tuple[str, int | None], Callable[[], object]] = {
             (asked.data, asked.n): partial(open_data, asked.data, n=asked.n),
-            (model, None): partial(load_model, model),
+            (model, None): partial(load_model, model, device=asked.device),
         }
         for what, open_it in opens.items():
             if what not in faults:

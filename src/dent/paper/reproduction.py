@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Reproduction:
         return measure(number, work, found, others[0] if others else None)
 
     def key(self, work: Work) -> str:
-        return folder_name(evaluation_of(work, seed=self.seed, device=self.device))
+        return _key(work, self.seed, self.device)
 
     def begun(self) -> list[Table]:
         """The tables of which some number is there."""
@@ -66,6 +67,12 @@ class Reproduction:
 
     def by_reference(self, table: Table) -> dict[str, Measured]:
         return {name: self._measure(table, number) for name, number in table.references().items()}
+
+    def is_complete(self, chosen: Iterable[Table]) -> bool:
+        """Whether every number of the tables is there that the scale asks for, and of all its points."""
+        numbers = [one for table in chosen for one in self.by_reference(table).values() if one.work]
+        found = (self.found.get(self.key(one.work)) for one in numbers if one.work)
+        return not any(one.missing for one in numbers) and not any(one and one.missing for one in found)
 
     def judgements(self) -> list[Judgement]:
         """Every claim of the paper's text, judged by these numbers."""
@@ -140,6 +147,12 @@ def folder_name(evaluation: Evaluation) -> str:
     return f"{cell.slug.rpartition('_')[0]}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
+@cache
+def _key(work: Work, seed: int, device: str) -> str:
+    """Asked for often: each number of each table has its work."""
+    return folder_name(evaluation_of(work, seed=seed, device=device))
+
+
 def works(chosen: Iterable[Table], scale: Scale) -> list[Work]:
     """What is to be done for the tables, each once."""
     found: dict[str, Work] = {}
@@ -149,7 +162,7 @@ def works(chosen: Iterable[Table], scale: Scale) -> list[Work]:
                 continue
             for ask in filter(None, (number.ask, compared_with(number.ask))):
                 work = resolve(ask, scale, table.name)
-                found.setdefault(folder_name(evaluation_of(work, seed=0, device="cpu")), work)
+                found.setdefault(_key(work, 0, "cpu"), work)
     return list(found.values())
 
 

@@ -17,7 +17,7 @@ from dent.paper.claims import Judgement
 from dent.paper.measured import Measured
 from dent.paper.reproduction import Reproduction
 from dent.paper.scales import Work
-from dent.paper.tables import Part, Table, tables
+from dent.paper.tables import Number, Part, Table, tables
 
 LINES = ("published", "here", "95 % interval", "difference", "worst case")
 
@@ -51,7 +51,7 @@ def part_head(part: Part) -> str:
 
 def _lines(title: str, numbers: Sequence[Measured]) -> list[tuple[str, ...]]:
     lines = {
-        "published": [number_text(one.number.published) for one in numbers],
+        "published": [published_text(one.number) for one in numbers],
         "here": [number_text(one.ours) for one in numbers],
         "95 % interval": [interval_text(one) for one in numbers],
         "difference": [number_text(one.difference, sign=True) for one in numbers],
@@ -74,6 +74,11 @@ def number_text(value: float | None, *, sign: bool = False) -> str:
     return f"{value:.{1 if abs(value) >= 1 or value == 0 else 3}f}"
 
 
+def published_text(number: Number) -> str:
+    """As the paper prints it."""
+    return NOTHING if number.published is None else f"{number.published:.1f}"
+
+
 def interval_text(one: Measured) -> str:
     if one.score:
         return wording.interval_text(one.score)
@@ -88,7 +93,7 @@ def notes(found: Reproduction, table: Table) -> list[str]:
     stands: dict[str, dict[str, None]] = {}
     for one in numbers:
         if one.work and one.work.stands_in:
-            what = f"{one.work.model} ({one.work.note})" if one.work.note else one.work.model
+            what = f"{one.work.model}, {one.work.note}," if one.work.note else one.work.model
             stands.setdefault(what, {})[one.number.ask.model] = None
     said += [f"{model} stands in for {', '.join(paper)}." for model, paper in stands.items()]
     if any(one.work.defence not in (one.number.ask.defence, "static") for one in numbers if one.work):
@@ -197,7 +202,9 @@ def heading(table: Table) -> str:
     >>> heading(find_table("sota")).partition(":")[0]
     'Table 1'
     """
-    return f"{table.name.replace('-', ' ').capitalize()}: {table.title}"
+    kind = table.name.partition("-")[0]
+    name = "In the text" if kind == "text" else table.name.replace("-", " ").capitalize()
+    return f"{name}: {table.title}"
 
 
 def _markdown_rows(grid: Grid) -> list[str]:

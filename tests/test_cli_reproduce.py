@@ -1,0 +1,273 @@
+"""The verbs reproduce and report, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from reproductions import failed, reproduction
+from runs import evaluated, snapshot
+
+from dent.cli import main
+from dent.cli import reproduce as verb
+from dent.paper import estimate
+from dent.paper.reproduce import CELLS
+from dent.paper.reproduction import RESULTS, load_reproduction
+from dent.paper.scales import Standing, find_scale
+from dent.paper.tables import tables
+from dent.report.paper import paper_markdown
+
+SMALL = ["reproduce", "table-10", "--scale", "smoke", "--threads", "1"]  # one cell
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+class Command:
+    """The command in this process, where it can be watched; run in a folder of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Said:
+        self.capsys.readouterr()
+        with self.monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["dent", *map(str, arguments)])
+            with pytest.raises(SystemExit) as end:
+                main()
+        shown = self.capsys.readouterr()
+        return Said(int(end.value.code or 0), shown.out, shown.err)
+
+
+@pytest.fixture
+def dent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    monkeypatch.chdir(tmp_path)
+    return Command(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the smallest table was run by the command."""
+    folder = tmp_path_factory.mktemp("small")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["dent", *SMALL, "--out", str(folder)])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert not end.value.code
+    return folder
+
+
+@pytest.fixture
+def ran(small: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(small, tmp_path / "ran")
+
+
+# The list
+
+
+def test_without_a_name_it_lists_all(dent: Command, tmp_path: Path) -> None:
+    said = dent("reproduce")
+    assert said.code == 0
+    for table in tables().values():
+        assert re.search(rf"^{table.name} +{re.escape(table.label)} ", said.out, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_says_what_is_measured(dent: Command, ran: Path) -> None:
+    rows = json.loads(dent("reproduce", "--scale", "smoke", "--out", ran, "--json").out)
+    assert [row["name"] for row in rows] == list(tables())
+    here = {row["name"]: row["here"] for row in rows}
+    assert here["table-10"] == 11
+    assert here["table-2"] == 0
+    assert {row["name"]: row["published"] for row in rows}["figure-3"] == 0
+    assert all(row["numbers"] >= max(row["published"], row["here"]) for row in rows)
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["reproduce", "tabel-1"], "did you mean 'table-1'"),
+        (["reproduce", "table-1", "stota"], "did you mean 'sota'"),
+        (["reproduce", "all", "tabel-1"], "did you mean 'table-1'"),
+        (["reproduce", "table-1", "--scale", "smok"], "did you mean 'smoke'"),
+        (["reproduce", "table-1", "--dry-run", "--scale", "large"], "paper, cpu, smoke"),
+        ([*SMALL, "--engine", "rey"], "here, ray"),
+        ([*SMALL, "--device", "cuda:7"], "cannot be loaded"),
+        (["report", "nowhere"], "nowhere"),
+        (["report", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work(
+    dent: Command, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    done = dent(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("dent: ")
+    assert said in done.err
+    assert not list(tmp_path.rglob("*.json"))
+
+
+# Running
+
+
+def test_a_table_is_run_and_shown(dent: Command, ran: Path, small: Path) -> None:
+    before = snapshot(ran / CELLS)
+    said = dent(*SMALL, "--out", ran)
+    assert said.code == 0, said.err
+    units = {name: content for name, content in before.items() if "/units/" in name}
+    assert {name: snapshot(ran / CELLS)[name] for name in units} == units  # it was done already
+    for text in ("Table 10: ", "published", "63.2", "here", "worst case", "holds", str(ran / RESULTS)):
+        assert text in said.out
+    assert load_reproduction(ran) == load_reproduction(small)
+    assert (ran / "report.md").read_text() == paper_markdown(load_reproduction(ran))
+    assert (ran / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_results_as_json(dent: Command, ran: Path) -> None:
+    said = dent(*SMALL, "tab:apgd_ce_steps", "--out", ran, "--json")
+    assert said.code == 0, said.err
+    content = json.loads(said.out)
+    found = load_reproduction(ran)
+    assert content["scale"] == "smoke"
+    assert list(content["tables"]) == ["table-10"]  # named twice, done once
+    numbers = content["tables"]["table-10"]
+    assert [one["published"] for one in numbers][:2] == [63.2, 59.6]
+    expected = [one.to_json() for one in found.by_reference(tables()["table-10"]).values()]
+    assert numbers == expected
+    assert content["claims"] == [one.to_json() for one in found.judgements()]
+
+
+def test_missing_numbers_are_the_exit_code(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "run_tables", lambda *arguments, **how: failed())
+    said = dent("reproduce", "table-12", "--scale", "smoke", "--out", "x")
+    assert said.code == 1
+    assert "some numbers are missing; the same command tries them again" in said.err
+    assert "weights are not there" in said.out
+    assert Path("x/report.html").exists()
+
+
+def test_what_a_scale_leaves_out_is_not_missing(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reproduction("smoke", chosen=[tables()["figure-4"]])
+    monkeypatch.setattr(verb, "run_tables", lambda *arguments, **how: whole)
+    said = dent("reproduce", "figure-4", "--scale", "smoke", "--out", "x")
+    assert (said.code, said.err) == (0, "")
+    assert "left out at this scale" in said.out
+
+
+# What would be done
+
+
+def test_a_dry_run_of_the_paper_needs_no_weights(
+    dent: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DENT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(estimate, "seconds_per_image", lambda *arguments: 0.5)
+    arguments = ["reproduce", "table-2", "table-12", "imagenet", "--scale", "paper", "--dry-run"]
+    said = dent(*arguments)
+    assert said.code == 0, said.err
+    loads = ["robustbench:Wong2020Fast", "robustbench:Ding2020MMA", "robustbench:imagenet/Wong2020Fast"]
+    loads += ["runs/resnet26-4-at/checkpoint.pt", "runs/resnet26-4-nominal/checkpoint.pt"]
+    for name in loads:
+        assert name in said.out
+    assert "dent train resnet26-4 --recipe nominal" in said.out
+    assert re.search(r"forwards .*about \d[\d,]* (h|days?)\b.* on this machine", said.out), said.out
+    assert not list(tmp_path.iterdir())  # nothing fetched, nothing written
+
+    rows: list[dict[str, Any]] = json.loads(dent(*arguments, "--json").out)
+    assert {row["loads"] for row in rows} == set(loads)
+    assert {row["data"] for row in rows} == {"cifar10", "imagenet#crop288"}
+    assert all(row["seconds"] == pytest.approx(0.5 * row["forwards"]) for row in rows)
+    assert all(row["trouble"] for row in rows)
+    cells = [(row["loads"], row["defence"], row["ball"]) for row in rows]
+    assert len(cells) == len(set(cells))
+
+
+def test_a_dry_run_of_what_can_be_done(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "seconds_per_image", lambda model, inputs: float(inputs.shape[-1]))
+    rows = json.loads(dent("reproduce", "all", "--scale", "smoke", "--dry-run", "--json").out)
+    assert len(rows) == 49
+    assert {row["trouble"] for row in rows} == {None}
+    assert all(row["seconds"] == 32 * row["forwards"] for row in rows)
+    # A piece of work stands at the first table that needs it.
+    order = [list(tables()).index(row["table"]) for row in rows]
+    assert order == sorted(order)
+
+
+def test_the_time_of_an_unknown_network_is_unknown() -> None:
+    scale = find_scale("smoke")
+    scale = replace(scale, models=dict.fromkeys(scale.models, Standing("reproductions:broken")))
+    for row in estimate.estimate_tables([tables()["table-10"]], scale):
+        assert (row.seconds, row.trouble) == (None, "no driver")
+
+
+# The report
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_the_page_of_a_reproduction_again(dent: Command, ran: Path, what: str) -> None:
+    before = (ran / "report.html").read_bytes()
+    (ran / "report.html").unlink()
+    said = dent("report", ran if what == "folder" else ran / RESULTS)
+    assert said.code == 0, said.err
+    assert str(ran / "report.html") in said.out
+    assert (ran / "report.html").read_bytes() == before
+
+
+def test_the_page_of_an_evaluation(dent: Command, tmp_path: Path) -> None:
+    evaluated(tmp_path / "run", n=4, defenses=["static"], attacks=["square:queries=2"], battle=False)
+    said = dent("report", "run", "--out", "page.html")
+    assert said.code == 0, said.err
+    assert "Evaluation of runs:noisy" in (tmp_path / "page.html").read_text()
+    assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_plots_as_files(dent: Command, ran: Path, tmp_path: Path) -> None:
+    said = dent("report", ran, "--pictures", tmp_path / "plots")
+    assert said.code == 0, said.err
+    assert str(tmp_path / "plots") in said.out
+    names = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert "table-10-linf-8-255-across-attack-steps.png" in names
+    assert {Path(name).suffix for name in names} == {".png", ".svg"}
+    for path in (tmp_path / "plots").glob("*.png"):
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        width, height = struct.unpack(">II", content[16:24])
+        assert width > 1000
+        assert height > 500
+        assert ElementTree.parse(path.with_suffix(".svg")).getroot().tag.endswith("}svg")
+
+
+@pytest.mark.parametrize("name", ["page.pdf", "page", "page.json"])
+def test_a_page_is_html(dent: Command, ran: Path, tmp_path: Path, name: str) -> None:
+    before = snapshot(tmp_path)
+    said = dent("report", ran, "--out", name)
+    assert said.code == 2
+    assert f"expected out as a file.html, got {name}" in said.err
+    assert snapshot(tmp_path) == before
+
+
+def test_what_is_no_result_is_refused(dent: Command, ran: Path) -> None:
+    (ran / RESULTS).write_text('{"cells": []}')
+    said = dent("report", ran / RESULTS)
+    assert said.code == 2
+    assert "is no reproduction" in said.err
+    (ran / RESULTS).unlink()
+    said = dent("report", ran)  # stopped before its end
+    assert said.code == 2
+    assert f"expected {RESULTS} in {ran}, which dent reproduce writes at its end" in said.err

@@ -1,0 +1,246 @@
+"""The page of a reproduction: what it shows, that its plots are right, and how a browser takes it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vl_convert
+from reproductions import OTHERS, failed, other, reproduction
+from test_report_page import HOSTILE, Elements
+
+from dent.evaluation.wording import NOTHING
+from dent.paper.reproduction import Reproduction
+from dent.paper.tables import tables
+from dent.report.page import Battle, Page, Plot, Table, Text, page_html
+from dent.report.paper import claim_rows, number_text, paper_markdown
+from dent.report.paper_page import paper_page, summary
+from dent.report.pictures import paper_spec
+from dent.report.write import write_page, write_paper
+
+TABLES = tables()
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def full() -> Reproduction:
+    return reproduction("cpu")
+
+
+@pytest.fixture(scope="module")
+def page(full: Reproduction) -> Page:
+    return paper_page(full)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_any_becomes_a_page(name: str, tmp_path: Path) -> None:
+    found = other(name)
+    write_paper(found, tmp_path)
+    assert (tmp_path / "report.md").read_text() == paper_markdown(found)
+    html = (tmp_path / "report.html").read_text()
+    assert html == page_html(paper_page(found))
+    text = re.sub(r"<script.*?</script>", "", html, flags=re.S)
+    assert not re.search(r"\b(nan|None)\b", text)
+    assert len(re.findall("<h2>", text)) == len(set(re.findall('<section id="([^"]+)"><h2>', text)))
+
+
+def test_hostile_texts_are_shown_as_text() -> None:
+    found = failed()
+    first = next(iter(found.found))
+    hostile = replace(
+        found,
+        scale=replace(found.scale, title=HOSTILE),
+        found={first: replace(found.found[first], missing=(HOSTILE,))},
+        troubles=dict.fromkeys(found.troubles, f"{HOSTILE}\n| a | b |"),
+    )
+    html = page_html(paper_page(hostile))
+    elements = Elements(html)
+    assert not elements.of("img")
+    assert len(elements.of("script")) == len(Elements(page_html(paper_page(found))).of("script"))
+    assert html.count("alert(1)&lt;/script&gt;") >= 3
+
+
+# The page
+
+
+def test_the_page_has_every_number(full: Reproduction, page: Page) -> None:
+    rows = Elements(page_html(page)).rows
+    for table in full.begun():
+        for measured in full.measured(table):
+            for numbers in measured:
+                shown = ["here", *(number_text(one.ours) for one in numbers)]
+                assert any(
+                    len(row) == len(shown) and all(map(str.startswith, row, shown)) for row in rows
+                ), table.name
+
+
+def test_the_summary_counts_the_claims(full: Reproduction, page: Page) -> None:
+    judgements = full.judgements()
+    counts = {
+        word: sum(one.verdict == word for one in judgements) for word in ("holds", "does not hold")
+    }
+    assert f"Of {len(judgements)} claims" in page.lead[0]
+    assert f"{counts['holds']} hold, {counts['does not hold']} do not" in page.lead[0]
+    assert "worst case" in page.lead[1]
+    assert list(page.lead[:2]) == summary(judgements)
+
+
+def test_claims_come_first_with_a_word_and_a_colour(page: Page, full: Reproduction) -> None:
+    table = page.blocks[0]
+    assert isinstance(table, Table)
+    for row, one in zip(table.groups[0].rows, full.judgements(), strict=True):
+        said = [value for value in row if not isinstance(value, str)]
+        assert said[0].text == one.claim.text
+        assert [value.text for value in said[1:]] == [
+            one.verdict, one.worst_verdict or NOTHING, one.published_verdict,
+        ]  # fmt: skip
+        for value in said[1:]:
+            assert value.tone == {"holds": "good", "does not hold": "bad"}.get(value.text, "")
+    behind = page.blocks[1]
+    assert isinstance(behind, Text)
+    assert len(behind.items) == len(claim_rows(full.judgements()))
+
+
+def test_a_curve_is_the_numbers_that_were_measured(full: Reproduction, page: Page) -> None:
+    """Every number of a table that goes across something is drawn, where it belongs, and no other."""
+    plots = {block.title: block for block in page.blocks if isinstance(block, Plot)}
+    drawn = 0
+    for table in TABLES.values():
+        for part, measured in zip(table.parts, full.measured(table), strict=True):
+            for title, numbers in zip(part.rows, measured, strict=True):
+                if not table.across:
+                    continue
+                place = f"{table.name.replace('-', ' ').capitalize()}, {part.title}, across"
+                values = [
+                    value
+                    for name, plot in plots.items()
+                    if name.startswith(place)
+                    for value in plot.spec["data"]["values"]
+                ]
+                factor = 255 if table.name == "figure-4" and part.title == "linf" else 1
+                for at, one in zip(part.at, numbers, strict=True):
+                    expected = {"here": one.ours, "published": one.number.published}
+                    expected["worst case"] = one.worst.percent if one.worst else None
+                    for kind, figure in expected.items():
+                        found = [
+                            value
+                            for value in values
+                            if value["line"] == kind
+                            and (title in value["series"] or value["series"].startswith("all rows"))
+                            and value["x"] == pytest.approx(factor * at)
+                        ]
+                        assert len(found) == (figure is not None), (place, title, at, kind)
+                        if figure is not None:
+                            drawn += 1
+                            assert found[0]["y"] == pytest.approx(figure)
+                            if kind == "here" and one.score:
+                                ends = (one.score.low, one.score.high, one.score.n)
+                                assert (found[0]["low"], found[0]["high"], found[0]["n"]) == ends
+    assert drawn > 200
+    for plot in plots.values():
+        (rows,) = plot.numbers.groups
+        assert len(rows.rows) == len(plot.spec["data"]["values"])
+
+
+def test_rows_that_are_one_measurement_are_one_line(page: Page) -> None:
+    (plot,) = [one for one in page.blocks if one.title == "Table 7, dent, across updates"]
+    assert isinstance(plot, Plot)
+    names = list(dict.fromkeys(value["series"] for value in plot.spec["data"]["values"]))
+    assert names == [
+        "all rows, here", "all rows, worst case",
+        "carmon2019, published", "wong2020, published", "ding2020, published",
+    ]  # fmt: skip
+    colours = plot.spec["layer"][0]["encoding"]["color"]["scale"]
+    assert colours["domain"] == names
+    by_name = dict(zip(names, colours["range"], strict=True))
+    assert by_name["all rows, here"] == by_name["carmon2019, published"]
+    assert len({by_name[f"{row}, published"] for row in ("carmon2019", "wong2020", "ding2020")}) == 3
+
+
+def test_seconds_and_multiples_are_not_on_one_axis(page: Page) -> None:
+    titles = [one.title for one in page.blocks if one.title.startswith("Table 14, ")]
+    assert [title.rpartition(", ")[2] for title in titles] == [
+        "seconds for a batch", "multiples of the static model",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("title", "labels"),
+    [
+        ("Figure 4, linf, across eps", ["0.5", "1", "1.5", "2", "4", "8"]),
+        ("Table 7, dent, across updates", ["0", "20", "30", "40"]),
+        ("Table 6, train statistics, across share of adversarial inputs", ["0.0625", "0.25", "0.5"]),
+        ("Table 10, linf 8/255, across attack steps", ["1", "2", "13", "100", "800"]),
+    ],
+)
+def test_axes_name_the_places_of_the_columns(page: Page, title: str, labels: list[str]) -> None:
+    """Drawn by Vega itself: what it makes of a format depends on the values."""
+    (plot,) = [one for one in page.blocks if one.title == title]
+    assert isinstance(plot, Plot)
+    svg = vl_convert.vegalite_to_svg(paper_spec(plot.spec))
+    across = svg.partition("X-axis")[2].partition("Y-axis")[0]
+    shown = re.findall(r"<text[^>]*>([^<]+)</text>", across)
+    assert set(labels) <= set(shown)
+    places = {value["x"] for value in plot.spec["data"]["values"]}
+    assert {float(text) for text in shown[:-1]} <= places  # the last is the axis' title
+
+
+def test_the_battle_is_named_by_its_cell(page: Page) -> None:
+    (battle,) = [block for block in page.blocks if isinstance(block, Battle)]
+    assert battle.records[0].name.startswith("resnet20-at, dent:statistics=test,steps=10, linf 8/255")
+    assert battle.records[0].defence == "dent:statistics=test,steps=10"
+
+
+# In a browser
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_the_page_in_a_browser(full: Reproduction, tmp_path: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = tmp_path / "report.html"
+    write_page(full, path)
+    wrong: list[str] = []
+    asked: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        shown: Any = browser.new_page(viewport={"width": 1280, "height": 900})
+        shown.set_default_timeout(60_000)
+        shown.on("console", lambda said: wrong.append(said.text))
+        shown.on("pageerror", lambda error: wrong.append(str(error)))
+        shown.on("request", lambda request: asked.append(request.url))
+        shown.goto(path.as_uri())
+        shown.wait_for_function(
+            "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
+        )
+        drawn = [block for block in paper_page(full).blocks if isinstance(block, Plot)]
+        assert shown.locator(".plot").count() == len(drawn) > 10
+        for number, plot in enumerate(drawn):
+            box = shown.locator(".plot").nth(number)
+            points = box.locator(".mark-symbol.role-mark path").count()
+            assert points == len(plot.spec["data"]["values"]), plot.title
+            labels = box.locator(".role-axis-label text").all_text_contents()
+            assert labels
+            assert not any("e+" in label for label in labels)
+            names = {value["series"] for value in plot.spec["data"]["values"]}
+            assert set(box.locator(".role-legend-label text").all_text_contents()) == names
+
+        table = shown.locator("table").first
+        head = table.locator("thead th").nth(1)
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == "ascending"
+        verdicts = table.locator("tbody tr td:nth-child(2)").all_text_contents()
+        assert verdicts == sorted(one.verdict for one in full.judgements())
+        assert shown.locator(".battle .side").count() == 2
+
+        shown.set_viewport_size({"width": 360, "height": 740})
+        shown.locator("main details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
+        assert shown.evaluate("document.documentElement.scrollWidth") <= 360
+        browser.close()
+    assert wrong == []
+    assert asked == [path.as_uri()]

@@ -1,0 +1,227 @@
+"""A reproduction as Markdown: all numbers, all claims, and of others than full ones what is missing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from reproductions import OTHERS, failed, other, reproduction
+from test_report_page import HOSTILE
+
+from dent.evaluation.wording import NOTHING
+from dent.paper.reproduction import Reproduction, load_reproduction
+from dent.paper.scales import find_scale
+from dent.paper.tables import tables
+from dent.report.page import Battle, Gallery, Plot, Table, Text
+from dent.report.paper import grids, heading, notes, paper_markdown, paper_rows
+from dent.report.paper_page import paper_page
+
+TABLES = tables()
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def full() -> Reproduction:
+    return reproduction("cpu")
+
+
+@pytest.fixture(scope="module")
+def markdown(full: Reproduction) -> str:
+    return paper_markdown(full)
+
+
+def rows_of(text: str) -> Iterator[list[str]]:
+    """The tables of Markdown, each as its lines."""
+    lines: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            lines.append(line)
+        elif lines:
+            yield lines
+            lines = []
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+# Markdown
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_published_number_stands_beside_ours(full: Reproduction, markdown: str, name: str) -> None:
+    """Read back from the Markdown, line by line, against the numbers themselves."""
+    table = TABLES[name]
+    section = markdown.partition(f"## {heading(table)}\n")[2].partition("\n## ")[0]
+    for part, measured, lines in zip(table.parts, full.measured(table), rows_of(section), strict=True):
+        assert cells(lines[0])[2:] == list(part.columns)
+        shown = [cells(line) for line in lines[2:]]
+        starts = [place for place, line in enumerate(shown) if line[0]]
+        assert [shown[place][0] for place in starts] == list(part.rows)
+        for numbers, start, end in zip(measured, starts, [*starts[1:], len(shown)], strict=True):
+            found = {line[1]: line[2:] for line in shown[start:end]}
+            for place, one in enumerate(numbers):
+                said = {kind: texts[place] for kind, texts in found.items()}
+                published = said.get("published", NOTHING)
+                assert (None if published == NOTHING else float(published)) == one.number.published
+                assert one.ours is not None
+                assert float(said["here"]) == pytest.approx(one.ours, abs=0.0501)
+                if one.difference is not None:
+                    assert float(said["difference"]) == pytest.approx(one.difference, abs=0.0501)
+                worst = said.get("worst case", NOTHING)
+                assert (worst == NOTHING) == (one.worst is None)
+                if one.worst is not None:
+                    assert float(worst) == pytest.approx(one.worst.percent, abs=0.0501)
+                    low, high = map(float, said["95 % interval"].split(" to "))
+                    assert low <= one.ours <= high
+                    assert float(worst) <= float(said["here"])
+
+
+@pytest.mark.parametrize("name", ["full", *OTHERS])
+def test_tables_are_well_formed(full: Reproduction, name: str) -> None:
+    text = paper_markdown(full if name == "full" else other(name))
+    found = list(rows_of(text))
+    assert found
+    for lines in found:
+        widths = {len(cells(line)) for line in lines}
+        assert len(widths) == 1, lines[0]
+        assert re.fullmatch(r"\|(---:?\|)+", lines[1])
+    assert "nan" not in text.lower().split()
+    assert "None" not in text
+    assert not re.search(r"\n{3,}", text)
+
+
+def test_every_claim_has_its_verdicts(full: Reproduction, markdown: str) -> None:
+    judgements = full.judgements()
+    claims = [cells(line) for line in list(rows_of(markdown))[-1][2:]]
+    assert [claim[0] for claim in claims] == [one.claim.text for one in judgements]
+    shown = {"holds here", "does not hold here", "cannot be told at this n"}
+    assert {claim[3] for claim in claims} <= shown
+    assert {claim[4] for claim in claims} <= shown | {NOTHING}
+    for claim, one in zip(claims, judgements, strict=True):
+        assert claim[3].startswith(one.verdict)
+        assert claim[4].startswith(one.worst_verdict or NOTHING)
+
+
+def test_the_same_results_make_the_same_text() -> None:
+    """Whatever order sets of texts have in a process."""
+    found = reproduction("cpu", chosen=[TABLES["table-10"]])
+    (said,) = [note for note in notes(found, TABLES["table-10"]) if note.startswith("Attacks: ")]
+    assert said == "Attacks: apgd-ce:steps=1 to apgd-ce:steps=800."
+    said_of_11 = notes(reproduction("cpu", chosen=[TABLES["table-11"]]), TABLES["table-11"])
+    assert "Attacks: apgd-ce:steps=10 or apgd-ce:restarts=2,steps=10; apgd-dlr:steps=10." in said_of_11
+
+
+def test_notes_say_what_the_numbers_are_of(full: Reproduction) -> None:
+    said = notes(full, TABLES["table-3"])
+    assert any(
+        "on CIFAR-10 instead of CIFAR-100, stands in for madry-26-4-cifar100" in note for note in said
+    )
+    assert "n = 128." in said
+    assert "Attacks: apgd-ce:steps=10." in said
+    assert any(note.startswith("For the worst case also: denying updates") for note in said)
+    assert not any("Missing" in note or "Incomplete" in note for note in said)
+    assert "n = 128 to 256." in notes(full, TABLES["table-9"])
+    paper = notes(reproduction("paper", chosen=[TABLES["table-1"]]), TABLES["table-1"])
+    assert any("the reference AutoAttack, re-batching included; apgd-ce;" in note for note in paper)
+    assert not any("stands in" in note for note in paper)
+    smoke = notes(reproduction("smoke", chosen=[TABLES["table-1"]]), TABLES["table-1"])
+    assert "At this scale, updates are at most 1." in smoke
+    assert not any("at most" in note for note in said)
+
+
+def test_rows_are_called_models_where_they_are() -> None:
+    found = reproduction("cpu", chosen=[])
+    assert grids(found, TABLES["table-1"])[0].columns[0] == "model"
+    assert grids(found, TABLES["table-5"])[0].columns[0] == ""  # static-dent is no model
+
+
+# What is not there
+
+
+def test_an_empty_one_says_so() -> None:
+    found = other("empty")
+    text = paper_markdown(found)
+    for table in TABLES.values():
+        assert f"- {heading(table)}: not run." in text
+    made = paper_page(found)
+    assert made.lead[0] == "Nothing can be told of the paper's claims yet."
+    assert not [block for block in made.blocks if isinstance(block, Plot | Battle | Gallery)]
+    assert len([block for block in made.blocks if isinstance(block, Table)]) == 1  # the claims
+    assert made.alerts == ()
+    assert {row["here"] for row in paper_rows(found)} == {0}
+
+
+def test_a_partial_one_says_what_is_missing() -> None:
+    found = other("partial")
+    table = TABLES["table-7"]
+    measured = found.by_reference(table).values()
+    missing = sum(one.missing == "not run" for one in measured)
+    assert 0 < missing < len(measured)
+    assert f"Missing, {missing} of {len(measured)} numbers: not run." in notes(found, table)
+    text = paper_markdown(found)
+    assert f"- Missing, {missing} of {len(measured)} numbers: not run." in text
+    assert f"- {heading(TABLES['table-10'])}: not run." in text
+    assert "## Not measured" in text
+    (absent,) = [one for one in paper_page(found).blocks if one.title == "Not measured"]
+    assert isinstance(absent, Text)
+    assert f"{heading(TABLES['table-10'])}: not run." in absent.items
+
+
+def test_a_failed_one_says_why() -> None:
+    found = failed()
+    (alert,) = paper_page(found).alerts
+    assert any(item.startswith("weights are not there") for item in alert.items)
+    assert any("apgd-ce: RuntimeError: no memory, and 1 more" in item for item in alert.items)
+    said = " ".join(notes(found, TABLES["table-12"]))
+    assert "numbers: weights are not there." in said
+    assert "numbers: batch 0, apgd-ce: RuntimeError: no memory." in said
+    assert "Incomplete, 1 of 4 evaluations: batch 0, apgd-ce: RuntimeError: no memory." in said
+    assert said in " ".join(re.sub(r"^- ", "", line) for line in paper_markdown(found).splitlines())
+
+
+def test_an_unfinished_worst_case_is_said_although_the_number_is_there() -> None:
+    found = reproduction("smoke", chosen=[TABLES["table-10"]])
+    ((key, one),) = found.found.items()
+    judged = {name: points for name, points in one.judged.items() if name != "worst"}
+    broken = replace(one, judged=judged, missing=("denying updates: not done",))
+    found = replace(found, found={key: broken})
+    numbers = found.by_reference(TABLES["table-10"]).values()
+    assert all(one.missing is None and one.worst is None for one in numbers)
+    assert "Incomplete, 1 of 1 evaluations: denying updates: not done." in notes(
+        found, TABLES["table-10"]
+    )
+
+
+def test_hostile_texts_are_shown_as_text() -> None:
+    found = failed()
+    first = next(iter(found.found))
+    hostile = replace(
+        found,
+        found={first: replace(found.found[first], missing=(HOSTILE,))},
+        troubles=dict.fromkeys(found.troubles, f"{HOSTILE}\n| a | b |"),
+    )
+    text = paper_markdown(hostile)
+    assert text.count("&lt;img") >= 3
+    assert "<script" not in text
+    assert "<img" not in text
+    assert "\n| a |" not in text
+    for lines in rows_of(text):
+        assert len({len(cells(line)) for line in lines}) == 1
+
+
+# What is kept of the run that the documentation tells of
+
+
+@pytest.mark.skipif(not (RESULTS / "cpu.json").exists(), reason="docs/results/cpu.json is not there")
+def test_the_documented_results_are_complete_and_what_the_docs_show() -> None:
+    found = load_reproduction(RESULTS / "cpu.json")
+    assert found.scale == find_scale("cpu")
+    assert found.troubles == {}
+    assert found.is_complete(TABLES.values())
+    assert (RESULTS.parent / "results.md").read_text() == paper_markdown(found)
