@@ -190,7 +190,7 @@ def curve(
     across["scale"] = (
         {"type": "log", "base": 2, "nice": False} if log else {"zero": False, "nice": False}
     )
-    across["axis"] = {"grid": False, "labelOverlap": True, "format": "~r" if log else "~g"}
+    across["axis"] = {"grid": False, "labelOverlap": True, "format": "~r" if log else ".6~g"}
     across["axis"] |= {"values": values} if len(values) <= 12 else {}
     up: Spec = {"type": "quantitative", "title": y, "scale": {"zero": percent}}
     colour = _series(data)
