@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,10 @@ def test_wandb_offline_keeps_what_was_logged(tmp_path: Path, monkeypatch: pytest
             write(logged, step)
     (file,) = (tmp_path / "quick: 8,255" / "wandb").glob("offline-run-*/*.wandb")
     assert file.name == "run-quick--8-255.wandb"
+    until = time.monotonic() + 60  # a process of its own writes it, also after the run has ended
+    while not any(record.HasField("exit") for record in wandb_records(file)):
+        assert time.monotonic() < until
+        time.sleep(0.1)
     read: list[dict[str, Any]] = []
     config: dict[str, Any] = {}
     for record in wandb_records(file):

@@ -219,10 +219,11 @@ def test_tables_share_their_work(scale: str) -> None:
         "table-8/ResNet-26-4/both/adversarial linf 8/255",
         "table-12/ResNet-26-4/nominal/natural minent",
     )
-    assert same(
-        scale, "table-5/denying updates/static-static/nominal l2 0.2",
-        "table-4/nominal ResNet-26-4/static/l2 0.2", "figure-4/l2/static/0.2",
-    )  # fmt: skip
+    nominal = ["table-5/denying updates/static-static/nominal l2 0.2"]
+    nominal += ["table-4/nominal ResNet-26-4/static/l2 0.2"]
+    if scale != "cpu":  # where the figure has fewer images
+        nominal.append("figure-4/l2/static/0.2")
+    assert same(scale, *nominal)
 
 
 def test_notes_do_not_keep_work_apart() -> None:

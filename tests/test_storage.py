@@ -46,7 +46,7 @@ def test_a_second_process_is_refused_until_the_first_is_done(tmp_path: Path) -> 
         said, error = other.communicate()
         assert (said, other.returncode) == ("", 1)
         assert (
-            f"ValueError: another process trains in {tmp_path / 'new/run'}; "
+            f"BusyError: another process trains in {tmp_path / 'new/run'}; "
             "wait for it, or choose another folder" in error
         )
     with other_process(tmp_path / "new/run") as other:
