@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
 ]
+START = datetime(2026, 1, 1, tzinfo=UTC)
 SCRIPT = "<script>alert(1)</script>"
 Open = Callable[..., Any]
 
@@ -168,7 +170,8 @@ def test_the_battle_steps_by_slider_keys_and_buttons(opened: Open) -> None:
 
 def test_the_battle_plays_to_its_end(opened: Open) -> None:
     page = opened()
-    page.clock.install()
+    page.clock.install(time=START)
+    page.clock.pause_at(START + timedelta(minutes=1))  # time passes only where the test says so
     before = seen(page)[1]
     page.get_by_role("button", name="play", exact=True).click()
     page.clock.run_for(1300)
