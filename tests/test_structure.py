@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"seeds", "storage"},
     "paper": {"data", "defense", "evaluation", "fields", "models", "names", "seeds", "storage"},
     "report": {"evaluation", "paper", "storage", "training"},
+    "serving": {"data", "defense", "evaluation", "fields", "models", "names"},
     "cli": {
         "data",
         "defense",
@@ -40,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         "paper",
         "report",
+        "serving",
         "training",
     },
     "__init__": {"attacks", "data", "defense", "evaluation", "models"},
@@ -61,6 +63,8 @@ OUTSIDE: dict[str, set[str]] = {
     "evaluation": {"numpy", "pandas", "ray", "torch", "yaml"},
     "paper": {"torch", "yaml"},
     "report": {"rich", "vl_convert"},
+    "serving": {"PIL", "fastapi", "numpy", "prometheus_client", "pydantic", "python_multipart"}
+    | {"ray", "starlette", "torch"},
 }
 
 
@@ -98,5 +102,5 @@ def test_importing_dent_loads_no_extra() -> None:
     assert "torch" in loaded
     extras = {"typer", "rich", "scipy", "sklearn", "foolbox", "torchattacks", "art", "pyautoattack"}
     extras |= {"PIL", "timm", "torchvision", "robustbench", "tensorboard", "wandb", "ray", "pandas"}
-    extras |= {"vl_convert"}
+    extras |= {"vl_convert", "fastapi", "pydantic", "prometheus_client"}
     assert not loaded & extras

@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
-from dent.cli import evaluate, lists, reproduce, train
+from dent.cli import evaluate, lists, reproduce, serve, train
 from dent.cli.app import app
 
-__all__ = ["app", "evaluate", "lists", "main", "reproduce", "train"]
+__all__ = ["app", "evaluate", "lists", "main", "reproduce", "serve", "train"]
 
 INTERRUPTED = 130  # what typer returns after an interrupt, as shells do
 

@@ -1,0 +1,184 @@
+"""What serving costs: the server under as much load as it takes, beside the model called in a loop.
+
+    python benchmarks/serving.py [--rounds 3] [--seconds 20] [--threads 1] [--json FILE]
+
+The limit is the defended model in one process, called with full batches one after the other, with as
+many threads as the server's replica has. The server has one replica, and clients of this process that
+ask again as soon as they are answered, with twice the images of a batch on their way: so a full batch
+waits while one is computed. Requests and answers are real ones, over HTTP; the clients take part of the
+machine too, so leave them a core. At least 85 % of the limit should come through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import threading
+import time
+from http.client import HTTPConnection
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import environment  # noqa: F401
+import numpy as np
+import torch
+from torch import Tensor
+
+import dent
+from dent.report.terminal import progress_bar, show_table
+from dent.serving.deployments import defended, described
+from dent.serving.run import cluster, running
+from dent.serving.settings import Serving, make_serving
+
+SHARE = 85.0  # % of the limit, at least
+# Images of a request, and how many batches of them are on their way; 0: a single request at a time.
+LOADS = {"1 image, saturated": (1, 2), "8 images, saturated": (8, 2), "1 image, 1 client": (1, 0)}
+Figures = dict[str, float]
+
+
+def limit(serving: Serving, images: Tensor, seconds: float) -> Figures:
+    """Images per second of the model alone."""
+    defence = defended(serving)
+    torch.set_num_threads(serving.threads or 1)
+    batch = images[: serving.batch_size]
+    times: list[float] = []
+    for _ in range(2):
+        defence(batch)
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times) < 3:
+        began = time.perf_counter()
+        defence(batch)
+        times.append(time.perf_counter() - began)
+    return {"images/s": len(batch) * len(times) / sum(times), "batches": len(times)}
+
+
+class Clients:
+    """So many connections, each with one request after the other, until it is enough."""
+
+    def __init__(self, serving: Serving, images: Tensor, count: int) -> None:
+        self.latencies: list[tuple[float, float]] = []  # when it was answered, and after how long
+        self.errors: list[int] = []
+        self._serving, self._images = serving, images
+        self._enough = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(at,)) for at in range(count)]
+
+    def run(self, warm_up: float, seconds: float) -> Figures:
+        for thread in self._threads:
+            thread.start()
+        time.sleep(warm_up)
+        before, began = self._end_of_a_batch()
+        time.sleep(seconds)
+        after, ended = self._end_of_a_batch()
+        self._enough.set()
+        for thread in self._threads:
+            thread.join()
+        if self.errors:
+            raise RuntimeError(f"expected answers, got errors {sorted(set(self.errors))}")
+        wall = ended - began
+        found = sorted(took for at, took in self.latencies if began <= at <= ended)
+        new = {name: after[name] - before[name] for name in after}
+        return {
+            "requests/s": len(found) / wall,
+            "images/s": new["dent_batch_size_sum"] / wall,
+            **{f"p{share} ms": 1000 * found[(len(found) - 1) * share // 100] for share in (50, 95, 99)},
+            "images of a batch": new["dent_batch_size_sum"] / new["dent_batch_size_count"],
+            "model busy %": 100 * new["dent_batch_seconds_sum"] / wall,
+        }
+
+    def _ask(self, number: int) -> None:
+        file = BytesIO()
+        np.save(file, self._images.roll(number, 0).numpy())
+        body, headers = file.getvalue(), {"Content-Type": "application/x-npy"}
+        connection = HTTPConnection(self._serving.host, self._serving.port)
+        while not self._enough.is_set():
+            began = time.perf_counter()
+            connection.request("POST", "/predict", body, headers)
+            response = connection.getresponse()
+            response.read()
+            if response.status != 200:
+                self.errors.append(response.status)
+                return
+            now = time.perf_counter()
+            self.latencies.append((now, now - began))
+        connection.close()
+
+    def _end_of_a_batch(self) -> tuple[dict[str, float], float]:
+        """The next one: else up to a batch would be counted too much or too little."""
+        last = self._counts()
+        while (now := self._counts()) == last:
+            time.sleep(0.01)
+        return now, time.perf_counter()
+
+    def _counts(self) -> dict[str, float]:
+        connection = HTTPConnection(self._serving.host, self._serving.port)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        return {
+            name: float(value)
+            for name, value in re.findall(r"^(dent_batch_\w+_(?:sum|count)) (\S+)$", text, re.MULTILINE)
+        }
+
+
+def measured(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures]]]:
+    """The limit and each load in turns, as often as there are rounds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serving = make_serving(
+        model=given.model, threads=given.threads, batch_size=given.batch_size, port=port, queue=1000,
+        deadline="10min",
+    )  # fmt: skip
+    images = dent.load_data("cifar10", n=max(serving.batch_size, 8))[0]
+    found: dict[str, list[Figures]] = {name: [] for name in ("limit", *LOADS)}
+    about = described(serving)
+    with progress_bar("serving") as move, cluster(serving), running(serving, about):
+        for number in range(given.rounds):
+            for name in found:
+                move(number * len(found) + list(found).index(name), given.rounds * len(found), name)
+                if name == "limit":
+                    found[name].append(limit(serving, images, given.seconds))
+                    continue
+                size, batches = LOADS[name]
+                count = max(1, batches * serving.batch_size // size)
+                clients = Clients(serving, images[:size], count)
+                found[name].append(clients.run(given.seconds / 4, given.seconds))
+    return serving, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20, help="of each measurement")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--model", default="resnet20-at")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    serving, found = measured(given)
+    rows: list[dict[str, Any]] = []
+    for name, rounds in found.items():
+        middle = {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}
+        shares = [
+            100 * one["images/s"] / most["images/s"]
+            for one, most in zip(rounds, found["limit"], strict=True)
+        ]
+        rows.append({"load": name, **middle, "share of the limit %": round(median(shares), 1)})
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    show_table(
+        [{key: row.get(key, "") for key in columns} for row in rows], right=columns[1:],
+        title=f"{serving.model}, {serving.defense}, batches of {serving.batch_size}, "
+        f"{serving.threads} threads, {given.rounds} rounds",
+    )  # fmt: skip
+    least = min(row["share of the limit %"] for row in rows if row["load"].endswith("saturated"))
+    print(f"\nat saturation, {least} % of the limit (at least {SHARE:g})")
+    if given.json:
+        content = {"asked": serving.to_json(), "rounds": found, "loads": rows, "share": least}
+        given.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""What Ray Serve runs: a front that clients talk to, and replicas of the model behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from torch import Tensor
+
+from dent.defense import Dent
+from dent.evaluation.defences import as_defence
+from dent.models import load_model
+from dent.serving.admission import Admission
+from dent.serving.answers import Failed, answer_batch
+from dent.serving.app import About, Token, make_app
+from dent.serving.batches import Answered, Batches, Compute
+from dent.serving.limits import Refused
+from dent.serving.metrics import Metrics
+from dent.serving.settings import Serving
+
+ALIVE = 5.0  # seconds within which a replica says that it is there
+MORE = 100  # requests beyond the predictions: how it goes, the page
+GRACE = 5.0  # seconds beyond the deadline, for the last answers on their way
+
+
+def defended(serving: Serving) -> Dent:
+    """The model that is served; what does not fit together is told here, before anyone asks it."""
+    defence = as_defence(load_model(serving.model).to(serving.device), serving.defense)
+    inputs = torch.zeros(1, 3, *serving.size, device=serving.device)
+    try:
+        answer_batch(defence, inputs, classes=serving.classes)
+    except Failed as error:
+        height, width = serving.size
+        raise ValueError(
+            f"expected a model of images of {height} x {width} pixels, got: {error.reason}"
+        ) from error
+    return defence
+
+
+def described(serving: Serving) -> About:
+    """What is served, and how its clients are kept apart; loads it, and so finds what is wrong."""
+    if defended(serving).independent:
+        isolation = "independent: an answer does not depend on what else is in its batch"
+    elif serving.shared_batches:
+        isolation = "shared batches: clients can change what others are answered"
+    else:
+        isolation = "own batches: an answer depends on the images of its own request only"
+    return {"model": serving.model, "defense": serving.defense, "isolation": isolation}
+
+
+class Model:
+    """A replica: one copy of the model in a process of its own.
+
+    folder, path: the current folder of the program that serves, and where it finds modules.
+    """
+
+    def __init__(self, serving: Serving, threads: int, folder: str, path: list[str]) -> None:
+        torch.set_num_threads(threads)
+        with suppress(OSError):  # on another machine it may not be there
+            os.chdir(folder)
+        sys.path += [place for place in path if place not in sys.path]
+        self.batches = Batches(serving, defended(serving), rays_batching)
+
+    async def predict(self, images: Any) -> Answered:
+        return await self.batches.predict(images)
+
+    async def alive(self) -> None:
+        pass
+
+
+def rays_batching(compute: Compute, size: int, wait: float) -> Any:
+    """Ray Serve's: a batch is closed when it is full, or when its first item has waited so long."""
+
+    @serve.batch(max_batch_size=size, batch_wait_timeout_s=wait)
+    async def batched(items: list[Any]) -> list[Answered]:
+        return await compute(items)
+
+    return batched
+
+
+class Front:
+    """The only process that clients talk to, through Ray's proxy; it passes their images on."""
+
+    def __init__(self, model: Any, serving: Serving, about: About, token: Token | None) -> None:
+        self.model, self.serving, self.about, self.token = model, serving, about, token
+        self.metrics = Metrics()
+        self.admission = Admission(most_inside(serving))
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return make_app(
+            self.serving, self.predict, about=self.about, alive=self.alive,
+            admission=self.admission, metrics=self.metrics, token=self.token,
+        )  # fmt: skip
+
+    async def predict(self, images: Tensor) -> Answered:
+        """Ask a replica, and once more if it dies: a prediction changes nothing, so it is repeated."""
+        try:
+            return await self._ask(images)
+        except RayActorError:
+            self.metrics.retried()
+        try:
+            return await self._ask(images)
+        except RayActorError:
+            raise Refused(503, "two replicas of the model died with this request") from None
+
+    async def _ask(self, images: Tensor) -> Answered:
+        response = self.model.predict.remote(images.numpy())
+        try:
+            found: Answered = await response
+            return found
+        except asyncio.CancelledError:  # its time is up, or its client left
+            response.cancel()
+            raise
+        except BackPressureError:
+            raise Refused(429, "more requests wait than may; try again later") from None
+        except DeploymentUnavailableError:
+            raise Refused(503, "no replica of the model can be started") from None
+
+    async def alive(self) -> None:
+        """Refuse if no replica answers."""
+        try:
+            async with asyncio.timeout(ALIVE):
+                await self.model.alive.remote()
+        except (TimeoutError, RayActorError, BackPressureError, DeploymentUnavailableError):
+            raise Refused(503, "no replica of the model answers") from None
+
+    async def drain(self, seconds: float) -> int:
+        """Take no more requests, and wait for those inside; how many are left."""
+        return await self.admission.empty(seconds)
+
+
+def most_inside(serving: Serving) -> int:
+    """Requests that are taken in at once: those that wait, and a batch of one image each in work."""
+    return serving.queue + serving.replicas * serving.batch_size
+
+
+def application(serving: Serving, about: About, token: Token | None, threads: int) -> Any:
+    """What Ray Serve runs: the front, and the model in as many replicas as were asked for.
+
+    All that was taken in goes on to a replica, where it waits: so replicas know how long the queue is.
+    """
+    most = most_inside(serving)
+    options: dict[str, Any] = {
+        "backpressure_config": {"status_code": 429, "retry_after_s": 1},
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "graceful_shutdown_timeout_s": serving.deadline + GRACE,
+    }
+    gpus = {"num_gpus": 1} if serving.device.startswith("cuda") else {}
+    model = serve.deployment(
+        name="model", num_replicas=serving.replicas, ray_actor_options={"num_cpus": threads, **gpus},
+        max_ongoing_requests=most + MORE, max_queued_requests=most + MORE, **options,
+    )(Model)  # fmt: skip
+    # Twice what is taken in, so that a crowd hears from the front why it is not; beyond that, from Ray.
+    front = serve.deployment(
+        name="front", ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=2 * most + MORE, max_queued_requests=2 * most + MORE, **options,
+    )(serve.ingress()(Front))  # fmt: skip
+    # The only GPU that a replica sees is its first one, whatever its number here.
+    own = replace(serving, device="cuda") if gpus else serving
+    there = model.bind(own, threads, os.getcwd(), sys.path)
+    return front.bind(there, serving, about, token)

@@ -1,0 +1,166 @@
+"""The server from its start to its end, at which no answer is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dent.serving.settings import Serving
+
+try:
+    import ray
+    from ray import serve
+
+    from dent.serving.app import About, Token
+    from dent.serving.deployments import GRACE, application, described
+except ImportError as error:
+    raise ImportError(f"serving needs: pip install 'dent-defense[serve]' ({error})") from error
+
+APP = "dent"
+LOGS = {"enable_access_log": False, "log_level": "WARNING"}
+OBJECT_STORE = 200 * 2**20  # bytes; large requests pass through it
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Memory that is given back is zeroed again at the next step, which costs as much as a convolution.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is running: where, and what it serves."""
+
+    url: str
+    about: About
+
+
+def serve_until_stopped(
+    serving: Serving,
+    *,
+    token: str | None = None,
+    address: str | None = None,
+    ready: Callable[[Server], None] = lambda server: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT comes; what was taken in by then is still answered.
+
+    token: what clients must know; they need none if not given.
+    address: of a cluster of Ray that is there already; else Ray is started here.
+    ready: called when requests are answered.
+    """
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        raise ValueError("expected a token of ASCII letters and signs, got another, or an empty one")
+    if address is None:
+        check_port(serving.host, serving.port)
+    about = described(serving)
+    stop = threading.Event()
+    before = {one: signal.getsignal(one) for one in SIGNALS}
+    try:
+        with cluster(serving, address):
+            for one in SIGNALS:  # only now: Ray sets one of its own
+                signal.signal(one, lambda *_: stop.set())
+            with running(serving, about, token, alone=address is None) as server:
+                ready(server)
+                stop.wait()
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextmanager
+def cluster(serving: Serving, address: str | None = None) -> Iterator[None]:
+    """Ray, started here for this server alone, or one that is there already.
+
+    What is started here listens on other ports too, for Ray's own processes; these ask for Ray's token.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    # Else Ray prints about processes that died; the log of the server is no place for that.
+    ray._private.worker._worker_logs_enabled = False
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address is not None:
+        ray.init(address, **quiet)
+    else:
+        threads = threads_of(serving)
+        needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY}
+        with environment(needed | {"RAY_USAGE_STATS_ENABLED": "0"}):  # what is started inherits it
+            ray.init(
+                "local", num_cpus=serving.replicas * threads, object_store_memory=OBJECT_STORE,
+                include_dashboard=False, **quiet,
+            )  # fmt: skip
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        ray._private.worker._worker_logs_enabled = True
+
+
+@contextmanager
+def running(
+    serving: Serving, about: About, token: str | None = None, *, alone: bool = True
+) -> Iterator[Server]:
+    """The server on Ray, until the end of the block; what it has taken in then, it finishes first.
+
+    Ray's own shutdown ends its proxy at once, with all connections; so nobody may be there any more.
+
+    alone: end Ray Serve with it, for there is no other application.
+    """
+    key = None if token is None else Token(Token.digest_of(token))
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # of this process
+    serve.start(
+        proxy_location="HeadOnly", logging_config=LOGS,
+        http_options={"host": serving.host, "port": serving.port},
+    )  # fmt: skip
+    try:
+        app = application(serving, about, key, threads_of(serving))
+        front = serve.run(app, name=APP, logging_config=LOGS)
+        host = f"[{serving.host}]" if ":" in serving.host else serving.host
+        yield Server(f"http://{host}:{serving.port}", about)
+        with suppress(ray.exceptions.RayActorError):  # where it died, nobody waits
+            most = serving.deadline + GRACE
+            front.drain.remote(most).result(timeout_s=most + GRACE)
+    finally:
+        serve.delete(APP)  # which waits until the last answers have left the front
+        if alone:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def check_port(host: str, port: int) -> None:
+    """Say so if the port is taken; Ray would share it, and every other request get another server."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has ended is no other
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise OSError(
+                f"expected a free port at {host}, got {port}: {error.strerror}; choose another --port"
+            ) from error
+
+
+def threads_of(serving: Serving) -> int:
+    """Threads of a replica: as asked, or the cores shared out."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))  # those that this process may use
+    return serving.threads or max(1, cores // serving.replicas)
+
+
+@contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """These variables in the environment, for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
