@@ -35,6 +35,7 @@ ASKED = [
     "--deadline", "2min", "--max-body", "1MB",
 ]  # fmt: skip
 TOLERANCE = 1e-5  # of probabilities, between one batch and another; what is documented
+IN_PROC = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
 TOKEN = {"authorization": "Bearer secret"}
 
 
@@ -50,7 +51,11 @@ class Started:
         return httpx.Client(base_url=self.url, headers=TOKEN, timeout=150, trust_env=False)
 
     def replicas(self) -> set[int]:
-        """The processes that hold the model."""
+        """Those that hold the model."""
+        return {one for one, title in self.processes().items() if ":dent:model" in title}
+
+    def processes(self) -> dict[int, str]:
+        """All processes of the server, with their titles."""
         parents, titles = {}, {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -64,7 +69,16 @@ class Started:
         def ours(process: int) -> bool:
             return process == self.process.pid or (process in parents and ours(parents[process]))
 
-        return {one for one, title in titles.items() if ":dent:model" in title and ours(one)}
+        return {one: title for one, title in titles.items() if ours(one)}
+
+    def listening(self) -> set[str]:
+        """Addresses at which these processes take connections, as the kernel writes them."""
+        sockets = {
+            os.readlink(link) for one in self.processes() for link in Path(f"/proc/{one}/fd").glob("*")
+        }
+        tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+        rows = [line.split() for table in tables for line in table]
+        return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +137,17 @@ def test_it_says_what_it_serves(server: Started) -> None:
         assert client.get("/health").json()["isolation"].startswith("independent: ")
         assert "<html" in client.get("/").text
     assert httpx.post(server.url + "/predict", json={}).status_code == 401
+
+
+@IN_PROC
+def test_no_other_machine_can_reach_any_of_its_processes(server: Started) -> None:
+    """Nor Ray's own, which would run what they are sent."""
+    port = server.url.rpartition(":")[2]
+    local = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+    addresses = server.listening()
+    assert f"{local[0]}:{int(port):04X}" in addresses
+    assert len(addresses) > 5
+    assert {one.partition(":")[0] for one in addresses} <= set(local)
 
 
 def test_the_example_of_a_client(server: Started) -> None:
@@ -197,7 +222,7 @@ def test_what_cannot_be_answered_harms_nobody(server: Started, images: Tensor) -
         wait_until(lambda: metric(client, "dent_requests_open") == 1)  # the one that asks
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the processes of replicas in /proc")
+@IN_PROC
 def test_a_replica_that_is_killed_at_its_work(server: Started, images: Tensor) -> None:
     """What it had is done by another; no answer is lost, nor changed."""
     first, *_ = before = sorted(server.replicas())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -214,6 +215,46 @@ def test_a_long_queue_drops_updates_if_asked_for() -> None:
     steps = [one.answers[0].steps for one in served(serving(queue=40, shed=10), *requests)]
     assert steps == sorted(steps)  # the longer the queue behind a batch, the fewer
     assert (steps[0], steps[-1]) == (1, 6)
+
+
+def test_the_queue_is_that_of_all_replicas() -> None:
+    """One of three replicas with ten requests each drops as many updates as one with all thirty."""
+
+    async def steps(count: int, everywhere: int) -> list[int]:
+        asked = serving(queue=40, shed=10, batch_size=2)
+        batches = Batches(asked, defence(asked), Collecting())
+        every = [batches.predict(one.numpy(), everywhere) for one in images(count).split(1)]
+        return [one.answers[0].steps for one in await asyncio.gather(*every)]
+
+    least = min(asyncio.run(steps(30, 30)))
+    assert 1 <= least < 6
+    assert abs(min(asyncio.run(steps(10, 30))) - least) <= 1
+    assert set(asyncio.run(steps(10, 10))) == {6}
+
+
+def test_how_long_a_batch_takes_is_known_while_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def seen() -> list[float]:
+        leave = threading.Event()
+
+        def hang(*_: Any) -> list[Answered]:
+            leave.wait(60)
+            return [Answered()]
+
+        batches = Batches(serving(), defence(serving()), Collecting())
+        monkeypatch.setattr(batches, "_answer", hang)
+        busy = [batches.busy_for]
+        answer = asyncio.ensure_future(batches.predict(images(1).numpy()))
+        while not batches.busy_for:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        busy.append(batches.busy_for)
+        leave.set()
+        await answer
+        return [*busy, batches.busy_for]
+
+    before, during, after = asyncio.run(seen())
+    assert before == after == 0
+    assert during >= 0.05
 
 
 def test_what_comes_while_a_batch_is_computed_makes_one_batch() -> None:

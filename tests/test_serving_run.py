@@ -7,6 +7,7 @@ import importlib
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ pytest.importorskip("ray.serve")
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
-from dent.serving.deployments import Front, defended, described, most_inside
+from dent.serving.deployments import STUCK, Front, Model, copies, defended, described, most_inside
 from dent.serving.run import check_port, serve_until_stopped, threads_of
 
 SERVING = make_serving(queue=10, batch_size=4, replicas=2)
@@ -35,10 +36,11 @@ class Replies:
     """A handle of a deployment whose replicas answer in turn, or do not."""
 
     def __init__(self, *replies: Any) -> None:
-        self.replies, self.cancelled = list(replies), 0
+        self.replies, self.cancelled, self.given = list(replies), 0, list[Any]()
         self.predict = self.alive = self
 
-    def remote(self, *_: Any) -> Replies:
+    def remote(self, *given: Any) -> Replies:
+        self.given.append(given)
         return self
 
     def cancel(self) -> None:
@@ -97,6 +99,37 @@ def test_without_a_replica_it_is_not_healthy() -> None:
     with pytest.raises(Refused, match="no replica"):
         asyncio.run(front(ActorDiedError()).alive())
     asyncio.run(front(None).alive())
+
+
+def test_replicas_are_told_how_many_requests_they_have_together() -> None:
+    async def three(made: Front) -> None:
+        image = torch.zeros(1, 3, 32, 32)
+        await asyncio.gather(*(made.predict(image) for _ in range(3)))
+        await made.predict(image)
+
+    made = front(0.01, 0.02, 0.03, ANSWERED)
+    asyncio.run(three(made))
+    assert [requests for _, requests in made.model.given] == [1, 2, 3, 1]
+
+
+def test_a_replica_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dent.serving.deployments.rays_batching", lambda *_: None)
+    model = Model(SERVING, torch.get_num_threads(), str(Path.cwd()), [])
+    asyncio.run(model.check_health())
+    long_ago = time.perf_counter() - STUCK * SERVING.deadline
+    monkeypatch.setattr(model.batches, "_began", long_ago + 5)
+    asyncio.run(model.check_health())
+    monkeypatch.setattr(model.batches, "_began", long_ago - 5)
+    with pytest.raises(RuntimeError, match="expected a batch to end"):
+        asyncio.run(model.check_health())
+
+
+def test_ray_chooses_the_replicas_only_if_asked_for() -> None:
+    assert copies(SERVING) == {"num_replicas": 2}
+    several = make_serving(replicas=2, max_replicas=5, batch_size=4, queue=10)
+    scaled = copies(several)["autoscaling_config"]
+    assert (scaled["min_replicas"], scaled["max_replicas"]) == (2, 5)
+    assert most_inside(several) == 10 + 5 * 4
 
 
 def test_how_many_are_taken_in() -> None:
@@ -170,6 +203,7 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert threads_of(make_serving(replicas=3)) == 2
     assert threads_of(make_serving(replicas=9)) == 1
+    assert threads_of(make_serving(replicas=1, max_replicas=3)) == 2
     assert threads_of(make_serving(replicas=3, threads=5)) == 5
 
 

@@ -99,6 +99,7 @@ def test_names_of_classes_come_from_data_sets_and_files(tmp_path: Path) -> None:
         ("queue", 0, "queue: expected an integer >= 1, got 0"),
         ("replicas", 1.5, "replicas: expected an integer >= 1, got 1.5"),
         ("threads", 0, "threads: expected an integer >= 1, got 0"),
+        ("max_replicas", 0, "max_replicas: expected an integer >= 1, got 0"),
         ("batch_size", "64", "batch_size: expected an integer >= 1, got '64'"),
         ("shed", 257, "shed: expected at most the queue, 256, got 257"),
         ("model", "", "model: expected a name, got ''"),
@@ -117,6 +118,13 @@ def test_all_faults_are_told_at_once_and_unknown_names_with_the_nearest() -> Non
         make_serving(port=0, resize=1, max_wait="x")
     with pytest.raises(TypeError, match="unknown settings of the server: ports; did you mean 'port'"):
         make_serving({"ports": 1})
+
+
+def test_there_are_no_fewer_replicas_at_most_than_at_least() -> None:
+    with pytest.raises(ValueError, match="max_replicas: expected at least the replicas, 3, got 2"):
+        make_serving(replicas=3, max_replicas=2)
+    assert make_serving(replicas=3).most_replicas == 3
+    assert make_serving(replicas=3, max_replicas=4).most_replicas == 4
 
 
 def test_what_was_asked_can_be_asked_again() -> None:

@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "seeds": set(),
     "storage": set(),
     "intervals": set(),
+    "clusters": set(),
     "flags": {"fields"},
     "loggers": {"names"},
     "defense": {"fields", "names"},
@@ -26,11 +27,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"names", "storage"},
     "training": {"attacks", "data", "fields", "intervals", "loggers", "models", "names"}
     | {"seeds", "storage"},
-    "evaluation": {"attacks", "data", "defense", "fields", "intervals", "models", "names"}
+    "evaluation": {"attacks", "clusters", "data", "defense", "fields", "intervals", "models", "names"}
     | {"seeds", "storage"},
     "paper": {"data", "defense", "evaluation", "fields", "models", "names", "seeds", "storage"},
     "report": {"evaluation", "paper", "storage", "training"},
-    "serving": {"data", "defense", "evaluation", "fields", "models", "names"},
+    "serving": {"clusters", "data", "defense", "evaluation", "fields", "models", "names"},
     "cli": {
         "data",
         "defense",
@@ -53,6 +54,7 @@ OUTSIDE: dict[str, set[str]] = {
     "fields": set(),
     "storage": set(),
     "intervals": set(),
+    "clusters": {"ray"},
     "loggers": {"torch", "wandb"},
     "seeds": {"numpy", "torch"},
     "defense": {"torch"},

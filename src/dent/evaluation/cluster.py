@@ -6,22 +6,22 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
-from socket import create_connection
 from typing import Any
 from uuid import uuid4
 
 import torch
 
+from dent import clusters
+from dent.clusters import cores
 from dent.evaluation.engines import Engine
 from dent.evaluation.perform import OutOfBallError, Task, perform
 from dent.evaluation.sources import Sources
 from dent.evaluation.units import Done
 
 RETRIES = 3  # of a unit whose worker died: killed, out of memory, or with its machine
-OBJECT_STORE = 200 * 2**20  # bytes; only what all workers need goes there, once
 
 _sources: dict[str, Sources] = {}  # in a worker: models and images of the run that it works for
 
@@ -64,32 +64,17 @@ def cluster(
                 engine.cancel()
 
 
-@contextmanager
 def connected(
     *, threads: int, workers: int | None, address: str | None, device: str, extra: int = 0
-) -> Iterator[bool]:
-    """Within, Ray is there: started or joined, or what the program has started before.
-
-    Gives whether others may work there too. Several runs in one such block start Ray once.
-
-    extra: bytes that its store must hold besides.
-    """
-    ray = _ray()
-    if ray.is_initialized():
-        yield True
-        return
-    # Else Ray prints about dead workers among our tables; the unit's error says it.
-    ray._private.worker._worker_logs_enabled = False
-    try:
-        if address is None:
-            room = torch.cuda.device_count() if _gpus(device) else max(1, _cores() // threads)
-            _start(ray, (workers or room) * threads, OBJECT_STORE + extra, _surroundings(threads))
-        else:
-            _connect(ray, address)
-        yield address is not None
-    finally:
-        ray.shutdown()  # of a cluster that others started: leave it
-        ray._private.worker._worker_logs_enabled = True
+) -> AbstractContextManager[bool]:
+    """Within, Ray is there for so many workers, with the store for so many bytes more than else."""
+    _ray()
+    room = torch.cuda.device_count() if _gpus(device) else max(1, cores() // threads)
+    return clusters.connected(
+        address, cpus=(workers or room) * threads, store=clusters.OBJECT_STORE + extra,
+        variables=_surroundings(threads),
+        system={"task_oom_retries": RETRIES},  # else it would try for ever
+    )  # fmt: skip
 
 
 def _gpus(device: str) -> int:
@@ -194,44 +179,6 @@ def _ray() -> Any:
     return ray
 
 
-def _start(ray: Any, cpus: int, store: int, surroundings: dict[str, str]) -> None:
-    # What is started here inherits them: Ray's own way would be to start each worker twice.
-    with _environment(surroundings | {"RAY_USAGE_STATS_ENABLED": "0"}):  # nothing is told to anyone
-        ray.init(
-            "local", num_cpus=cpus, object_store_memory=store, include_dashboard=False,
-            log_to_driver=False, logging_level="error",
-            _system_config={"task_oom_retries": RETRIES},  # else it would try for ever
-        )  # fmt: skip
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _connect(ray: Any, address: str) -> None:
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        if host and port.isdigit():  # Ray itself would try for minutes
-            create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        ray.init(address, log_to_driver=False, logging_level="error")
-    except OSError as error:
-        said = " ".join(str(error).split())
-        raise ConnectionError(
-            f"expected a cluster of Ray at {address}, got {said}; start one with: ray start --head. If "
-            "it is there and asks for a token, set RAY_AUTH_MODE=token"
-        ) from error
-
-
 def _room(ray: Any, threads: int, gpus: int) -> int:
     """How many tasks the machines have room for at once."""
     room = 0
@@ -246,10 +193,3 @@ def _room(ray: Any, threads: int, gpus: int) -> int:
             f"a cluster of {ray.cluster_resources()}; ask for fewer threads, or add machines"
         )
     return room
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import time
 from collections.abc import Awaitable, Callable
-from importlib.resources import files
 from typing import Annotated, Any, TypedDict
 
 from fastapi import Depends, FastAPI, Request, Security
@@ -23,6 +22,7 @@ from dent.serving.batches import Answered
 from dent.serving.inputs import read_images
 from dent.serving.limits import Refused
 from dent.serving.metrics import CONTENT_TYPE, Metrics
+from dent.serving.page import page_html
 from dent.serving.schema import ERRORS, UNAUTHORIZED, Answers, Health, Problem, request_body
 from dent.serving.settings import Serving
 
@@ -80,7 +80,7 @@ def make_app(
         description=f"{about['model']} defended by {about['defense']}.",
     )  # fmt: skip
     app.add_middleware(Counting, metrics=metrics)
-    page = files("dent.serving").joinpath("assets", "page.html").read_text(encoding="utf-8")
+    page = page_html(serving)
     guard = [Depends(token)] if token else []
     errors = {status: one for status, one in ERRORS.items() if token or status != 401}
 

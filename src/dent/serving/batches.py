@@ -73,14 +73,26 @@ class Batches:
         self._batched = batching(self._compute, size, serving.max_wait if size > 1 else 0.0)
         self._numbers = count()
         self._requests = 0
+        self._everywhere = 1.0  # requests of all replicas, for each of this one
+        self._began: float | None = None  # the batch that is being computed
         self._thread = ThreadPoolExecutor(1)  # only one, for each has torch start threads of its own
 
-    async def predict(self, images: NDArray[np.float32]) -> Answered:
-        """Answer the images of a request, (N, 3, H, W)."""
+    @property
+    def busy_for(self) -> float:
+        """Seconds that the batch in work has taken so far."""
+        began = self._began
+        return 0.0 if began is None else time.perf_counter() - began
+
+    async def predict(self, images: NDArray[np.float32], requests: int = 1) -> Answered:
+        """Answer the images of a request, (N, 3, H, W).
+
+        requests: how many there are now, on all replicas; how long the queue is follows from it.
+        """
         inputs = torch.tensor(images)  # a copy: what comes out of Ray's store cannot be written to
         number = next(self._numbers)
         parts = inputs.split(1) if self.shared else (inputs,)
         self._requests += 1
+        self._everywhere = max(1.0, requests / self._requests)
         try:
             found = await asyncio.gather(*(self._placed(Item(number, part)) for part in parts))
         finally:
@@ -96,14 +108,16 @@ class Batches:
             return await self._batched(item)
 
     async def _compute(self, items: list[Item]) -> list[Answered]:
-        waiting = self._requests - len({item.request for item in items})
-        # Each replica knows its own part of the queue only.
-        steps = self._serving.steps_for(self._defence.settings.steps, waiting * self._serving.replicas)
+        waiting = self._everywhere * (self._requests - len({item.request for item in items}))
+        steps = self._serving.steps_for(self._defence.settings.steps, round(waiting))
         groups = [item.inputs for item in items]
         with self._gate.working():
-            loop, began = asyncio.get_running_loop(), time.perf_counter()
-            found = await loop.run_in_executor(self._thread, self._answer, groups, steps)
-            batch = Batch(sum(map(len, groups)), time.perf_counter() - began)
+            loop, self._began = asyncio.get_running_loop(), time.perf_counter()
+            try:
+                found = await loop.run_in_executor(self._thread, self._answer, groups, steps)
+                batch = Batch(sum(map(len, groups)), self.busy_for)
+            finally:
+                self._began = None
         return [replace(found[0], batches=(batch,)), *found[1:]]
 
     def _answer(self, groups: list[Tensor], steps: int) -> list[Answered]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -11,7 +12,9 @@ from typing import Any
 
 import torch
 from ray import serve
+from ray._private import ray_constants
 from ray.exceptions import RayActorError
+from ray.serve._private import replica
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from torch import Tensor
 
@@ -28,6 +31,7 @@ from dent.serving.settings import Serving
 
 ALIVE = 5.0  # seconds within which a replica says that it is there
 MORE = 100  # requests beyond the predictions: how it goes, the page
+STUCK = 3  # times the deadline, after which a batch is taken to hang
 GRACE = 5.0  # seconds beyond the deadline, for the last answers on their way
 
 
@@ -56,6 +60,20 @@ def described(serving: Serving) -> About:
     return {"model": serving.model, "defense": serving.defense, "isolation": isolation}
 
 
+def stay_here() -> None:
+    """Where Ray itself is reached from this machine only, so is this replica.
+
+    Ray Serve has each listen on all interfaces for others, who send pickles and have Ray's token. Here
+    nobody does.
+    """
+    if not ray_constants.ENABLE_RAY_CLUSTER:
+        module: Any = replica
+        listen = module.add_port_to_grpc_server
+        module.add_port_to_grpc_server = lambda server, address: listen(
+            server, address.replace("[::]", "127.0.0.1")
+        )
+
+
 class Model:
     """A replica: one copy of the model in a process of its own.
 
@@ -63,17 +81,24 @@ class Model:
     """
 
     def __init__(self, serving: Serving, threads: int, folder: str, path: list[str]) -> None:
+        stay_here()
         torch.set_num_threads(threads)
         with suppress(OSError):  # on another machine it may not be there
             os.chdir(folder)
         sys.path += [place for place in path if place not in sys.path]
+        self.serving = serving
         self.batches = Batches(serving, defended(serving), rays_batching)
 
-    async def predict(self, images: Any) -> Answered:
-        return await self.batches.predict(images)
+    async def predict(self, images: Any, requests: int) -> Answered:
+        return await self.batches.predict(images, requests)
 
     async def alive(self) -> None:
         pass
+
+    async def check_health(self) -> None:
+        """Ray asks every ten seconds; a replica that fails is replaced."""
+        if (seconds := self.batches.busy_for) > STUCK * self.serving.deadline:
+            raise RuntimeError(f"expected a batch to end, got none in {seconds:.0f} s")
 
 
 def rays_batching(compute: Compute, size: int, wait: float) -> Any:
@@ -90,9 +115,13 @@ class Front:
     """The only process that clients talk to, through Ray's proxy; it passes their images on."""
 
     def __init__(self, model: Any, serving: Serving, about: About, token: Token | None) -> None:
+        stay_here()
         self.model, self.serving, self.about, self.token = model, serving, about, token
         self.metrics = Metrics()
+        # One line for each form that is malformed, else: clients could fill the disk.
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)
         self.admission = Admission(most_inside(serving))
+        self.requests = 0  # that are with the replicas
 
     def __serve_build_asgi_app__(self) -> Any:
         return make_app(
@@ -112,7 +141,8 @@ class Front:
             raise Refused(503, "two replicas of the model died with this request") from None
 
     async def _ask(self, images: Tensor) -> Answered:
-        response = self.model.predict.remote(images.numpy())
+        self.requests += 1
+        response = self.model.predict.remote(images.numpy(), self.requests)
         try:
             found: Answered = await response
             return found
@@ -123,6 +153,8 @@ class Front:
             raise Refused(429, "more requests wait than may; try again later") from None
         except DeploymentUnavailableError:
             raise Refused(503, "no replica of the model can be started") from None
+        finally:
+            self.requests -= 1
 
     async def alive(self) -> None:
         """Refuse if no replica answers."""
@@ -139,7 +171,21 @@ class Front:
 
 def most_inside(serving: Serving) -> int:
     """Requests that are taken in at once: those that wait, and a batch of one image each in work."""
-    return serving.queue + serving.replicas * serving.batch_size
+    return serving.queue + serving.most_replicas * serving.batch_size
+
+
+def copies(serving: Serving) -> dict[str, Any]:
+    """How many replicas: a number, or two, between which Ray chooses by the requests that they have."""
+    if serving.max_replicas is None:
+        return {"num_replicas": serving.replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": serving.replicas,
+            "max_replicas": serving.max_replicas,
+            "target_ongoing_requests": serving.batch_size,  # one batch in work, or about to be
+            "upscale_delay_s": 10.0,
+        }
+    }
 
 
 def application(serving: Serving, about: About, token: Token | None, threads: int) -> Any:
@@ -155,8 +201,8 @@ def application(serving: Serving, about: About, token: Token | None, threads: in
     }
     gpus = {"num_gpus": 1} if serving.device.startswith("cuda") else {}
     model = serve.deployment(
-        name="model", num_replicas=serving.replicas, ray_actor_options={"num_cpus": threads, **gpus},
-        max_ongoing_requests=most + MORE, max_queued_requests=most + MORE, **options,
+        name="model", ray_actor_options={"num_cpus": threads, **gpus},
+        max_ongoing_requests=most + MORE, max_queued_requests=most + MORE, **copies(serving), **options,
     )(Model)  # fmt: skip
     # Twice what is taken in, so that a crowd hears from the front why it is not; beyond that, from Ray.
     front = serve.deployment(

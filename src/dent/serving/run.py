@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
+from dent.clusters import connected, cores
 from dent.serving.settings import Serving
 
 try:
@@ -25,7 +24,6 @@ except ImportError as error:
 
 APP = "dent"
 LOGS = {"enable_access_log": False, "log_level": "WARNING"}
-OBJECT_STORE = 200 * 2**20  # bytes; large requests pass through it
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Memory that is given back is zeroed again at the next step, which costs as much as a convolution.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
@@ -71,33 +69,11 @@ def serve_until_stopped(
             signal.signal(one, handler)
 
 
-@contextmanager
-def cluster(serving: Serving, address: str | None = None) -> Iterator[None]:
-    """Ray, started here for this server alone, or one that is there already.
-
-    What is started here listens on other ports too, for Ray's own processes; these ask for Ray's token.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    # Else Ray prints about processes that died; the log of the server is no place for that.
-    ray._private.worker._worker_logs_enabled = False
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address is not None:
-        ray.init(address, **quiet)
-    else:
-        threads = threads_of(serving)
-        needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY}
-        with environment(needed | {"RAY_USAGE_STATS_ENABLED": "0"}):  # what is started inherits it
-            ray.init(
-                "local", num_cpus=serving.replicas * threads, object_store_memory=OBJECT_STORE,
-                include_dashboard=False, **quiet,
-            )  # fmt: skip
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        ray._private.worker._worker_logs_enabled = True
+def cluster(serving: Serving, address: str | None = None) -> AbstractContextManager[bool]:
+    """Ray, started here for this server alone, or one that is there already."""
+    threads = threads_of(serving)
+    needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY}
+    return connected(address, cpus=serving.most_replicas * threads, variables=needed)
 
 
 @contextmanager
@@ -145,22 +121,4 @@ def check_port(host: str, port: int) -> None:
 
 def threads_of(serving: Serving) -> int:
     """Threads of a replica: as asked, or the cores shared out."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))  # those that this process may use
-    return serving.threads or max(1, cores // serving.replicas)
-
-
-@contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
-    """These variables in the environment, for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return serving.threads or max(1, cores() // serving.most_replicas)

@@ -43,6 +43,9 @@ class Serving:
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is all, for other machines too")
     port: int = setting(8000, "port to listen on")
     replicas: int = setting(1, "copies of the model that work side by side")
+    max_replicas: int | None = setting(
+        None, "copies while more requests come than these can do; no more than replicas if not given"
+    )
     threads: int | None = setting(
         None, "of the CPU, for each replica; the cores shared out if not given"
     )
@@ -84,6 +87,11 @@ class Serving:
                 faults.append(f"{name}: {' '.join(str(error).split())}")
         refuse(faults + self._type_faults() + self._number_faults(), " of the server")
 
+    @property
+    def most_replicas(self) -> int:
+        """How many there may be at once."""
+        return self.max_replicas or self.replicas
+
     def steps_for(self, own: int, waiting: int) -> int:
         """How many updates an answer gets, of the defence's own, while so many requests wait.
 
@@ -122,12 +130,18 @@ class Serving:
         for name, bound in least.items():
             if not _is_whole(value := getattr(self, name)) or value < bound:
                 faults.append(f"{name}: expected an integer >= {bound}, got {value!r}")
-        if self.threads is not None and (not _is_whole(self.threads) or self.threads < 1):
-            faults.append(f"threads: expected an integer >= 1, got {self.threads!r}")
+        for name in ("threads", "max_replicas"):
+            value = getattr(self, name)
+            if value is not None and (not _is_whole(value) or value < 1):
+                faults.append(f"{name}: expected an integer >= 1, got {value!r}")
         if not _is_whole(self.port) or not 1 <= self.port <= 65535:
             faults.append(f"port: expected an integer from 1 to 65535, got {self.port!r}")
         if not faults and self.shed > self.queue:
             faults.append(f"shed: expected at most the queue, {self.queue}, got {self.shed}")
+        if not faults and self.max_replicas is not None and self.max_replicas < self.replicas:
+            faults.append(
+                f"max_replicas: expected at least the replicas, {self.replicas}, got {self.max_replicas}"
+            )
         return faults
 
 
