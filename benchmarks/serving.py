@@ -134,8 +134,8 @@ def measured(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures
     )  # fmt: skip
     images = dent.load_data("cifar10", n=max(serving.batch_size, 8))[0]
     found: dict[str, list[Figures]] = {name: [] for name in ("limit", *LOADS)}
-    about = described(serving)
-    with progress_bar("serving") as move, cluster(serving), running(serving, about):
+    told = described(serving)
+    with progress_bar("serving") as move, cluster(serving), running(serving, told):
         for number in range(given.rounds):
             for name in found:
                 move(number * len(found) + list(found).index(name), given.rounds * len(found), name)

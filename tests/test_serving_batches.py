@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from dent.defense import Dent, defend
 from dent.evaluation.defences import as_defence
 from dent.serving.answers import Answer, Failed
-from dent.serving.batches import Answered, Batches, Compute, Gate, Item, answer_groups
+from dent.serving.batches import Answered, Batches, Gate, Item, Together
+from dent.serving.replica import Replica, answer_groups
 from dent.serving.settings import INDEPENDENT, Serving
 
 TOLERANCE = 1e-5  # of probabilities, between one batch and another; what is documented
@@ -29,10 +30,10 @@ class Collecting:
         self.sizes: list[int] = []
 
     def __call__(
-        self, compute: Compute, size: int, wait: float
+        self, together: Together, size: int, wait: float, at_once: int
     ) -> Callable[[Item], Awaitable[Answered]]:
         waiting: list[tuple[Item, asyncio.Future[Answered]]] = []
-        one_at_a_time = asyncio.Lock()
+        so_many = asyncio.Semaphore(at_once)
         running: set[asyncio.Task[None]] = set()
 
         def close() -> None:
@@ -41,12 +42,12 @@ class Collecting:
                 waiting.clear()
 
         async def work(batch: list[tuple[Item, asyncio.Future[Answered]]]) -> None:
-            async with one_at_a_time:
+            async with so_many:
                 batch = [(item, future) for item, future in batch if not future.cancelled()]
                 if batch:
-                    self.sizes.append(sum(len(item.inputs) for item, _ in batch))
+                    self.sizes.append(sum(len(item.images) for item, _ in batch))
                     for answered, (_, future) in zip(
-                        await compute([item for item, _ in batch]), batch, strict=True
+                        await together([item for item, _ in batch]), batch, strict=True
                     ):
                         if not future.done():
                             future.set_result(answered)
@@ -104,6 +105,15 @@ def poison(n: int) -> Tensor:
     return (images(n, seed=9) > 0.5).float()
 
 
+def collected(asked: Serving, batching: Collecting, model: nn.Module | None = None) -> Batches:
+    """The batches of a server with one replica, without Ray."""
+    made = defence(asked, model)
+    return Batches(
+        asked, Replica(asked, made).answer, batching=batching, steps=made.settings.steps,
+        shared=made.independent or asked.shared_batches,
+    )  # fmt: skip
+
+
 def served(
     asked: Serving, *requests: Tensor, model: nn.Module | None = None, sizes: list[int] | None = None
 ) -> list[Answered]:
@@ -111,7 +121,7 @@ def served(
 
     async def all_at_once() -> list[Answered]:
         collecting = Collecting()
-        batches = Batches(asked, defence(asked, model), collecting)
+        batches = collected(asked, collecting, model)
         found = await asyncio.gather(*(batches.predict(one.numpy()) for one in requests))
         if sizes is not None:
             sizes.extend(collecting.sizes)
@@ -217,73 +227,73 @@ def test_a_long_queue_drops_updates_if_asked_for() -> None:
     assert (steps[0], steps[-1]) == (1, 6)
 
 
-def test_the_queue_is_that_of_all_replicas() -> None:
-    """One of three replicas with ten requests each drops as many updates as one with all thirty."""
-
-    async def steps(count: int, everywhere: int) -> list[int]:
-        asked = serving(queue=40, shed=10, batch_size=2)
-        batches = Batches(asked, defence(asked), Collecting())
-        every = [batches.predict(one.numpy(), everywhere) for one in images(count).split(1)]
-        return [one.answers[0].steps for one in await asyncio.gather(*every)]
-
-    least = min(asyncio.run(steps(30, 30)))
-    assert 1 <= least < 6
-    assert abs(min(asyncio.run(steps(10, 30))) - least) <= 1
-    assert set(asyncio.run(steps(10, 10))) == {6}
-
-
 def test_how_long_a_batch_takes_is_known_while_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     async def seen() -> list[float]:
         leave = threading.Event()
 
-        def hang(*_: Any) -> list[Answered]:
+        def hang(*_: Any, **__: Any) -> list[Any]:
             leave.wait(60)
-            return [Answered()]
+            return [None]
 
-        batches = Batches(serving(), defence(serving()), Collecting())
-        monkeypatch.setattr(batches, "_answer", hang)
-        busy = [batches.busy_for]
-        answer = asyncio.ensure_future(batches.predict(images(1).numpy()))
-        while not batches.busy_for:
+        monkeypatch.setattr("dent.serving.replica.answer_batch", hang)
+        replica = Replica(serving(), defence(serving()))
+        busy = [replica.busy_for]
+        answer = asyncio.ensure_future(replica.answer(images(1).numpy(), [1], 6))
+        while not replica.busy_for:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
-        busy.append(batches.busy_for)
+        busy.append(replica.busy_for)
         leave.set()
-        await answer
-        return [*busy, batches.busy_for]
+        (answered,) = await answer
+        return [*busy, replica.busy_for, answered.batches[0].seconds]
 
-    before, during, after = asyncio.run(seen())
+    before, during, after, took = asyncio.run(seen())
     assert before == after == 0
-    assert during >= 0.05
+    assert took >= during >= 0.05
+
+
+class Slow:
+    """Replicas that answer when they are let go, and what they were given."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.given: list[int] = []
+
+    async def __call__(self, inputs: Any, sizes: list[int], steps: int) -> list[Answered]:
+        self.given.append(len(inputs))
+        await self.go_on.wait()
+        return [Answered() for _ in sizes]
+
+
+async def trickle(asked: Serving, count: int) -> tuple[list[int], list[int]]:
+    """Sizes of the batches that are given to replicas before one has answered, and of all."""
+    slow = Slow()
+    batches = Batches(asked, slow, shared=True, steps=6, batching=Collecting())
+    tasks = []
+    for _ in range(count):
+        tasks.append(asyncio.ensure_future(batches.predict(images(1).numpy())))
+        await asyncio.sleep(0.005)
+    early = slow.given.copy()
+    slow.go_on.set()
+    await asyncio.gather(*tasks)
+    return early, slow.given
 
 
 def test_what_comes_while_a_batch_is_computed_makes_one_batch() -> None:
     """Ray's batching alone would make one of each."""
+    assert asyncio.run(trickle(serving(max_wait="1ms"), 7)) == ([1], [1, 6])
 
-    async def trickle() -> list[int]:
-        collecting = Collecting()
-        asked = serving(max_wait="1ms")
-        batches = Batches(asked, defence(asked), collecting)
-        busy = asyncio.Event()
-        compute = batches._answer
 
-        def slow(groups: list[Tensor], steps: int) -> list[Answered]:
-            loop.call_soon_threadsafe(busy.set)
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-            return compute(groups, steps)
+def test_a_full_batch_goes_ahead_and_waits_at_the_replica() -> None:
+    asked = serving(max_wait="1ms", batch_size=4)
+    assert asyncio.run(trickle(asked, 10)) == ([1, 4], [1, 4, 4, 1])
 
-        loop, go_on = asyncio.get_running_loop(), asyncio.Event()
-        batches._answer = slow  # type: ignore[method-assign]
-        tasks = [asyncio.ensure_future(batches.predict(images(1).numpy()))]
-        await busy.wait()
-        for _ in range(6):
-            tasks.append(asyncio.ensure_future(batches.predict(images(1).numpy())))
-            await asyncio.sleep(0.005)
-        go_on.set()
-        await asyncio.gather(*tasks)
-        return collecting.sizes
 
-    assert asyncio.run(trickle()) == [1, 6]
+def test_every_replica_has_a_batch() -> None:
+    asked = serving(max_wait="1ms", batch_size=4, replicas=2)
+    assert asyncio.run(trickle(asked, 4)) == ([1, 1], [1, 1, 2])
+    asked = serving(max_wait="1ms", batch_size=4, replicas=1, max_replicas=2)
+    assert asyncio.run(trickle(asked, 14)) == ([1, 1, 4, 4], [1, 1, 4, 4, 4])
 
 
 @pytest.mark.parametrize("let_in", [True, False])
@@ -316,7 +326,7 @@ def test_nobody_is_let_in_while_a_batch_is_computed() -> None:
             async with gate.place():
                 pass
 
-        with gate.working():
+        with gate.working([]):
             task = asyncio.ensure_future(client())
             await asyncio.sleep(0.01)
             early = task.done()
@@ -329,7 +339,7 @@ def test_nobody_is_let_in_while_a_batch_is_computed() -> None:
 def test_requests_that_are_cancelled_block_no_others() -> None:
     async def cancel() -> Answered:
         asked = serving(batch_size=2, max_wait="20ms")
-        batches = Batches(asked, defence(asked), Collecting())
+        batches = collected(asked, Collecting())
         tasks = [asyncio.ensure_future(batches.predict(images(3).numpy())) for _ in range(3)]
         await asyncio.sleep(0.005)
         for task in tasks:

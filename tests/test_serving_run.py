@@ -22,29 +22,37 @@ from dent.serving.settings import make_serving
 pytest.importorskip("ray.serve")
 
 from ray.exceptions import ActorDiedError
-from ray.serve.exceptions import BackPressureError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
-from dent.serving.deployments import STUCK, Front, Model, copies, defended, described, most_inside
+from dent.serving.deployments import (
+    STUCK,
+    Described,
+    Front,
+    Model,
+    copies,
+    defended,
+    described,
+    most_inside,
+)
 from dent.serving.run import check_port, serve_until_stopped, threads_of
 
 SERVING = make_serving(queue=10, batch_size=4, replicas=2)
 ABOUT: Any = {"model": "none", "defense": "static", "isolation": "independent"}
-ANSWERED = Answered()
+UNAVAILABLE = DeploymentUnavailableError(DeploymentID("model"))
+TOLD = Described(ABOUT, shared=True, steps=6)
+ANSWERED = [Answered()]
 
 
 class Replies:
     """A handle of a deployment whose replicas answer in turn, or do not."""
 
     def __init__(self, *replies: Any) -> None:
-        self.replies, self.cancelled, self.given = list(replies), 0, list[Any]()
-        self.predict = self.alive = self
+        self.replies = list(replies)
+        self.answer = self.alive = self
 
-    def remote(self, *given: Any) -> Replies:
-        self.given.append(given)
+    def remote(self, *_: Any) -> Replies:
         return self
-
-    def cancel(self) -> None:
-        self.cancelled += 1
 
     def __await__(self) -> Any:
         return self._reply().__await__()
@@ -59,40 +67,32 @@ class Replies:
 
 
 def front(*replies: Any) -> Front:
-    return Front(Replies(*replies), SERVING, ABOUT, None)
+    return Front(Replies(*replies), SERVING, TOLD, None)
 
 
-def predict(made: Front) -> Answered:
-    return asyncio.run(made.predict(torch.zeros(1, 3, 32, 32)))
+def compute(made: Front) -> list[Answered]:
+    return asyncio.run(made.compute(torch.zeros(1, 3, 32, 32).numpy(), [1], 6))
 
 
 def test_a_replica_that_dies_is_followed_by_another() -> None:
     made = front(ActorDiedError(), ANSWERED)
-    assert predict(made) is ANSWERED
+    assert compute(made) is ANSWERED
     assert "dent_retried_total 1.0" in made.metrics.text()
 
 
 @pytest.mark.parametrize(
-    ("replies", "status"),
-    [([ActorDiedError(), ActorDiedError(), ANSWERED], 503), ([BackPressureError(1, 1), ANSWERED], 429)],
+    ("replies", "says"),
+    [
+        ([ActorDiedError(), ActorDiedError(), ANSWERED], "two replicas of the model died"),
+        ([UNAVAILABLE, ANSWERED], "no replica of the model can be started"),
+    ],
 )
-def test_what_is_not_tried_again(replies: list[Any], status: int) -> None:
+def test_what_is_not_tried_again(replies: list[Any], says: str) -> None:
     made = front(*replies)
-    with pytest.raises(Refused) as refused:
-        predict(made)
-    assert refused.value.status == status
+    with pytest.raises(Refused, match=says) as refused:
+        compute(made)
+    assert refused.value.status == 503
     assert made.model.replies == [ANSWERED]
-
-
-def test_a_request_whose_time_is_up_is_cancelled_there_too() -> None:
-    async def give_up() -> int:
-        made = front(60.0)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(made.predict(torch.zeros(1, 3, 32, 32)), 0.05)
-        cancelled: int = made.model.cancelled
-        return cancelled
-
-    assert asyncio.run(give_up()) == 1
 
 
 def test_without_a_replica_it_is_not_healthy() -> None:
@@ -101,25 +101,13 @@ def test_without_a_replica_it_is_not_healthy() -> None:
     asyncio.run(front(None).alive())
 
 
-def test_replicas_are_told_how_many_requests_they_have_together() -> None:
-    async def three(made: Front) -> None:
-        image = torch.zeros(1, 3, 32, 32)
-        await asyncio.gather(*(made.predict(image) for _ in range(3)))
-        await made.predict(image)
-
-    made = front(0.01, 0.02, 0.03, ANSWERED)
-    asyncio.run(three(made))
-    assert [requests for _, requests in made.model.given] == [1, 2, 3, 1]
-
-
 def test_a_replica_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dent.serving.deployments.rays_batching", lambda *_: None)
     model = Model(SERVING, torch.get_num_threads(), str(Path.cwd()), [])
     asyncio.run(model.check_health())
     long_ago = time.perf_counter() - STUCK * SERVING.deadline
-    monkeypatch.setattr(model.batches, "_began", long_ago + 5)
+    monkeypatch.setattr(model.replica, "_began", long_ago + 5)
     asyncio.run(model.check_health())
-    monkeypatch.setattr(model.batches, "_began", long_ago - 5)
+    monkeypatch.setattr(model.replica, "_began", long_ago - 5)
     with pytest.raises(RuntimeError, match="expected a batch to end"):
         asyncio.run(model.check_health())
 
@@ -146,7 +134,7 @@ def test_how_many_are_taken_in() -> None:
     ],
 )
 def test_it_says_how_clients_are_kept_apart(asked: dict[str, Any], isolation: str) -> None:
-    assert described(make_serving(**asked))["isolation"].startswith(isolation)
+    assert described(make_serving(**asked)).about["isolation"].startswith(isolation)
 
 
 MODULE = """
@@ -170,7 +158,7 @@ def test_what_cannot_be_served_is_told_before_anything_is_started(
 ) -> None:
     (tmp_path / "of_mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    assert described(make_serving(model="of_mine:model", size="8x8"))["model"] == "of_mine:model"
+    assert described(make_serving(model="of_mine:model", size="8x8")).about["model"] == "of_mine:model"
     with pytest.raises(ValueError, match=says):
         described(make_serving(**asked))
 

@@ -27,6 +27,7 @@ from dent.serving.schema import ERRORS, UNAUTHORIZED, Answers, Health, Problem, 
 from dent.serving.settings import Serving
 
 ABANDONED = 499  # what logs call a request whose client left; nobody reads it
+SMALL = 2**15  # bytes, which are read in less time than another thread takes to begin
 PATHS = ("/", "/predict", "/health", "/metrics", "/openapi.json")
 
 Given = Annotated[
@@ -139,7 +140,11 @@ def make_app(
                 body = await read_body(request, serving.max_body)
                 late = Refused(504, f"expected an answer within {serving.deadline:g} s, got none")
                 kind = request.headers.get("content-type", "")
-                return await predict(await asyncio.to_thread(read_images, body, kind, serving))
+                if len(body) <= SMALL and not serving.resize:  # where a small body is a small image
+                    images = read_images(body, kind, serving)
+                else:
+                    images = await asyncio.to_thread(read_images, body, kind, serving)
+                return await predict(images)
         except TimeoutError:
             raise late from None
 

@@ -18,15 +18,28 @@ try:
     from ray import serve
 
     from dent.serving.app import About, Token
-    from dent.serving.deployments import GRACE, application, described
+    from dent.serving.deployments import GRACE, Described, application, described
 except ImportError as error:
     raise ImportError(f"serving needs: pip install 'dent-defense[serve]' ({error})") from error
 
 APP = "dent"
 LOGS = {"enable_access_log": False, "log_level": "WARNING"}
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Memory that is given back is zeroed again at the next step, which costs as much as a convolution.
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
+# Memory that is given back is zeroed again at the next step, which costs as much as a convolution; so is
+# that of any thread but the first, unless all share an arena.
+KEEP_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+}
+
+
+# Nothing here blocks an event loop, so one is enough for a process; and metrics are the server's own.
+LEAN = {
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_enable_metrics_collection": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -54,14 +67,14 @@ def serve_until_stopped(
         raise ValueError("expected a token of ASCII letters and signs, got another, or an empty one")
     if address is None:
         check_port(serving.host, serving.port)
-    about = described(serving)
+    told = described(serving)
     stop = threading.Event()
     before = {one: signal.getsignal(one) for one in SIGNALS}
     try:
         with cluster(serving, address):
             for one in SIGNALS:  # only now: Ray sets one of its own
                 signal.signal(one, lambda *_: stop.set())
-            with running(serving, about, token, alone=address is None) as server:
+            with running(serving, told, token, alone=address is None) as server:
                 ready(server)
                 stop.wait()
     finally:
@@ -72,13 +85,13 @@ def serve_until_stopped(
 def cluster(serving: Serving, address: str | None = None) -> AbstractContextManager[bool]:
     """Ray, started here for this server alone, or one that is there already."""
     threads = threads_of(serving)
-    needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY}
+    needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY, **LEAN}
     return connected(address, cpus=serving.most_replicas * threads, variables=needed)
 
 
 @contextmanager
 def running(
-    serving: Serving, about: About, token: str | None = None, *, alone: bool = True
+    serving: Serving, told: Described, token: str | None = None, *, alone: bool = True
 ) -> Iterator[Server]:
     """The server on Ray, until the end of the block; what it has taken in then, it finishes first.
 
@@ -93,10 +106,10 @@ def running(
         http_options={"host": serving.host, "port": serving.port},
     )  # fmt: skip
     try:
-        app = application(serving, about, key, threads_of(serving))
+        app = application(serving, told, key, threads_of(serving))
         front = serve.run(app, name=APP, logging_config=LOGS)
         host = f"[{serving.host}]" if ":" in serving.host else serving.host
-        yield Server(f"http://{host}:{serving.port}", about)
+        yield Server(f"http://{host}:{serving.port}", told.about)
         with suppress(ray.exceptions.RayActorError):  # where it died, nobody waits
             most = serving.deadline + GRACE
             front.drain.remote(most).result(timeout_s=most + GRACE)
