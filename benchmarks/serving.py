@@ -3,10 +3,11 @@
     python benchmarks/serving.py [--rounds 3] [--seconds 20] [--threads 1] [--json FILE]
 
 The limit is the defended model in one process, called with full batches one after the other, with as
-many threads as the server's replica has. The server has one replica, and clients of this process that
-ask again as soon as they are answered, with twice the images of a batch on their way: so a full batch
-waits while one is computed. Requests and answers are real ones, over HTTP; the clients take part of the
-machine too, so leave them a core. At least 85 % of the limit should come through.
+many threads as the server's replica has, measured before and after each load. The server has one
+replica, and clients of this process that ask again as soon as they are answered, with twice the images
+of a batch on their way: so a full batch waits while one is computed. Requests and answers are real ones,
+over HTTP; the clients take part of the machine too, so leave them a core. At least 85 % of the limit
+should come through.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LOADS = {"1 image, saturated": (1, 2), "8 images, saturated": (8, 2), "1 image, 
 Figures = dict[str, float]
 
 
-def limit(serving: Serving, images: Tensor, seconds: float) -> Figures:
+def limit(serving: Serving, images: Tensor, seconds: float) -> float:
     """Images per second of the model alone."""
     defence = defended(serving)
     torch.set_num_threads(serving.threads or 1)
@@ -53,7 +54,7 @@ def limit(serving: Serving, images: Tensor, seconds: float) -> Figures:
         began = time.perf_counter()
         defence(batch)
         times.append(time.perf_counter() - began)
-    return {"images/s": len(batch) * len(times) / sum(times), "batches": len(times)}
+    return len(batch) * len(times) / sum(times)
 
 
 class Clients:
@@ -133,19 +134,20 @@ def measured(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures
         deadline="10min",
     )  # fmt: skip
     images = dent.load_data("cifar10", n=max(serving.batch_size, 8))[0]
-    found: dict[str, list[Figures]] = {name: [] for name in ("limit", *LOADS)}
+    found: dict[str, list[Figures]] = {name: [] for name in LOADS}
+    turns = [name for _ in range(given.rounds) for name in LOADS]
     told = described(serving)
     with progress_bar("serving") as move, cluster(serving), running(serving, told):
-        for number in range(given.rounds):
-            for name in found:
-                move(number * len(found) + list(found).index(name), given.rounds * len(found), name)
-                if name == "limit":
-                    found[name].append(limit(serving, images, given.seconds))
-                    continue
-                size, batches = LOADS[name]
-                count = max(1, batches * serving.batch_size // size)
-                clients = Clients(serving, images[:size], count)
-                found[name].append(clients.run(given.seconds / 4, given.seconds))
+        most = limit(serving, images, given.seconds)
+        for number, name in enumerate(turns):
+            move(number, len(turns), name)
+            size, batches = LOADS[name]
+            count = max(1, batches * serving.batch_size // size)
+            figures = Clients(serving, images[:size], count).run(given.seconds / 4, given.seconds)
+            before, most = most, limit(serving, images, given.seconds)
+            figures["limit"] = (before + most) / 2
+            figures["share of the limit %"] = 100 * figures["images/s"] / figures["limit"]
+            found[name].append(figures)
     return serving, found
 
 
@@ -159,14 +161,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     serving, found = measured(given)
-    rows: list[dict[str, Any]] = []
-    for name, rounds in found.items():
-        middle = {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}
-        shares = [
-            100 * one["images/s"] / most["images/s"]
-            for one, most in zip(rounds, found["limit"], strict=True)
-        ]
-        rows.append({"load": name, **middle, "share of the limit %": round(median(shares), 1)})
+    rows: list[dict[str, Any]] = [
+        {"load": name}
+        | {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}
+        | {"share in each round": " ".join(f"{one['share of the limit %']:.0f}" for one in rounds)}
+        for name, rounds in found.items()
+    ]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     show_table(
         [{key: row.get(key, "") for key in columns} for row in rows], right=columns[1:],

@@ -150,6 +150,20 @@ def test_no_other_machine_can_reach_any_of_its_processes(server: Started) -> Non
     assert {one.partition(":")[0] for one in addresses} <= set(local)
 
 
+@IN_PROC
+def test_models_get_a_core_before_those_who_talk(server: Started) -> None:
+    nice: dict[str, set[int]] = {"dent:model": set(), "dent:front": set(), "ProxyActor": set()}
+    for process, title in server.processes().items():
+        for name in nice:
+            if name in title:
+                nice[name] |= {
+                    os.getpriority(os.PRIO_PROCESS, int(task.name))
+                    for task in Path(f"/proc/{process}/task").iterdir()
+                }
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert nice == {"dent:model": {own}, "dent:front": {19}, "ProxyActor": {19}}
+
+
 def test_the_example_of_a_client(server: Started) -> None:
     script = Path(__file__).parents[1] / "examples" / "serve_client.py"
     said = subprocess.run(

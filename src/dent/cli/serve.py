@@ -32,6 +32,7 @@ def serve(
     serving = make_serving(**settings)
     from dent.serving.run import serve_until_stopped  # only here, for it loads Ray
 
+    typer.echo(f"dent: starting {serving.model} on Ray, which takes some seconds", err=True)
     token = os.environ.get(TOKEN)
     if token is None and not _is_loopback(serving.host):
         typer.echo(

@@ -27,6 +27,7 @@ from dent.serving.app import About, Token, make_app
 from dent.serving.batches import Answered, Batches, Together
 from dent.serving.limits import Refused
 from dent.serving.metrics import Metrics
+from dent.serving.priority import yielding
 from dent.serving.replica import Replica
 from dent.serving.settings import Serving
 
@@ -144,6 +145,8 @@ class Front:
         logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
     def __serve_build_asgi_app__(self) -> Any:
+        """Called by Ray, in the process of the front."""
+        yielding()()
         return make_app(
             self.serving, self.predict, about=self.told.about, alive=self.alive,
             admission=self.admission, metrics=self.metrics, token=self.token,

@@ -19,6 +19,7 @@ try:
 
     from dent.serving.app import About, Token
     from dent.serving.deployments import GRACE, Described, application, described
+    from dent.serving.priority import lower_proxies
 except ImportError as error:
     raise ImportError(f"serving needs: pip install 'dent-defense[serve]' ({error})") from error
 
@@ -86,7 +87,9 @@ def cluster(serving: Serving, address: str | None = None) -> AbstractContextMana
     """Ray, started here for this server alone, or one that is there already."""
     threads = threads_of(serving)
     needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY, **LEAN}
-    return connected(address, cpus=serving.most_replicas * threads, variables=needed)
+    return connected(
+        address, cpus=serving.most_replicas * threads, variables=needed, system={"worker_niceness": 0}
+    )
 
 
 @contextmanager
@@ -108,6 +111,8 @@ def running(
     try:
         app = application(serving, told, key, threads_of(serving))
         front = serve.run(app, name=APP, logging_config=LOGS)
+        if alone:
+            lower_proxies()
         host = f"[{serving.host}]" if ":" in serving.host else serving.host
         yield Server(f"http://{host}:{serving.port}", told.about)
         with suppress(ray.exceptions.RayActorError):  # where it died, nobody waits
