@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +37,7 @@ ASKED = [
 ]  # fmt: skip
 TOLERANCE = 1e-5  # of probabilities, between one batch and another; what is documented
 IN_PROC = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TOKEN = {"authorization": "Bearer secret"}
 
 
@@ -100,6 +102,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
             pytest.fail(f"the server did not start: {said}{log.read_text()}")
         yield Started(process, f"http://127.0.0.1:{port}", said)
         process.terminate()
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_person_tries_it_in_a_browser(server: Started) -> None:
+    """An attacked horse, on the page and by the server itself."""
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(server.url)
+        page.locator("#thumbs button").nth(1).click()
+        page.locator("#key").fill("secret")
+        page.locator("#token button").click()
+        page.locator("#answer[aria-busy=false]").wait_for()
+        says = {
+            side: page.locator(f".side.{side} .says").inner_text() for side in ("static", "defended")
+        }
+        updates = page.locator("#answer .facts").inner_text().split("\n")[1]
+        browser.close()
+    assert "deer" in says["static"]  # what it was changed to
+    assert "wrong" in says["static"]
+    assert any(verdict in says["defended"] for verdict in ("right", "wrong"))
+    assert updates == "6"
 
 
 @pytest.fixture(scope="module")
