@@ -29,6 +29,7 @@ from dent.report.page import (
     page_html,
     script_json,
 )
+from dent.theme import theme
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -152,8 +153,9 @@ def test_the_page_names_nothing_outside_itself() -> None:
     assert policy.startswith("default-src 'none'")
     assert "unsafe-eval" not in policy
     assert not re.search(r"https?:", policy)
-    for name in ("page.css", "page.js"):
-        text = resources.files("dent.report").joinpath("assets", name).read_text(encoding="utf-8")
+    own = resources.files("dent.report").joinpath("assets")
+    texts = [own.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")]
+    for text in (*texts, theme("theme.css"), theme("theme.js")):
         assert not re.search(r"url\(|@import|fetch\(|XMLHttp|https?://(?!www\.w3\.org/2000/svg)", text)
 
 

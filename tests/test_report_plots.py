@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +20,7 @@ from dent.report.evaluation_page import evaluation_page
 from dent.report.page import Page, Plot
 from dent.report.pictures import write_pictures
 from dent.report.plots import PALETTE, claims, curve
+from dent.theme import theme
 
 
 def test_attack_bars_have_the_scores_and_so_has_their_table() -> None:
@@ -138,7 +138,7 @@ SEEN_BY = {
 
 
 def test_colours_stand_out_from_both_grounds() -> None:
-    css = resources.files("dent.report").joinpath("assets/page.css").read_text(encoding="utf-8")
+    css = theme("theme.css")
     pairs = dict(re.findall(r"--([\w-]+): light-dark\(((?:#\w+, ){1}#\w+)\)", css))
     grounds = pairs["ground"].split(", ")
     for colour, ground in itertools.product(PALETTE, grounds):

@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": set(),
     "intervals": set(),
     "clusters": set(),
+    "theme": set(),
     "flags": {"fields"},
     "loggers": {"names"},
     "defense": {"fields", "names"},
@@ -30,8 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"attacks", "clusters", "data", "defense", "fields", "intervals", "models", "names"}
     | {"seeds", "storage"},
     "paper": {"data", "defense", "evaluation", "fields", "models", "names", "seeds", "storage"},
-    "report": {"evaluation", "paper", "storage", "training"},
-    "serving": {"clusters", "data", "defense", "evaluation", "fields", "models", "names"},
+    "report": {"evaluation", "paper", "storage", "theme", "training"},
+    "serving": {"clusters", "data", "defense", "evaluation", "fields", "models", "names", "theme"},
     "cli": {
         "data",
         "defense",
@@ -55,6 +56,7 @@ OUTSIDE: dict[str, set[str]] = {
     "storage": set(),
     "intervals": set(),
     "clusters": {"ray"},
+    "theme": set(),
     "loggers": {"torch", "wandb"},
     "seeds": {"numpy", "torch"},
     "defense": {"torch"},

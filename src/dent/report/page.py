@@ -25,6 +25,7 @@ from dent.report.blocks import (
 )
 from dent.report.markup import Data, block_html, lead_html, text_html
 from dent.report.plots import look
+from dent.theme import theme
 
 __all__ = ["Battle", "Block", "Gallery", "Page", "Plot", "Record", "Rows", "Table", "Text", "Value"]
 __all__ += ["page_html"]
@@ -75,7 +76,7 @@ def page_html(page: Page) -> str:
 <meta name="color-scheme" content="light dark">
 <title>{escape(page.title)}</title>
 <style>
-{_asset("page.css")}</style>
+{theme("theme.css")}{_asset("page.css")}</style>
 </head>
 <body>
 {_contents(chapters)}
@@ -90,7 +91,7 @@ def page_html(page: Page) -> str:
 <footer>Written by dent. {made_with}</footer>
 </main>
 {scripts}<script>
-{_inside_script(_asset("page.js"))}</script>
+{_inside_script(theme("theme.js") + _asset("page.js"))}</script>
 </body>
 </html>
 """

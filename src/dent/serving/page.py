@@ -6,6 +6,7 @@ import json
 from importlib import resources
 
 from dent.serving.settings import Serving
+from dent.theme import theme
 
 _ABOUT = '<script type="application/json" id="about">{}</script>'
 
@@ -24,4 +25,6 @@ def page_html(serving: Serving) -> str:
         "classes": serving.classes,
     }
     text = json.dumps(about).replace("<", "\\u003c")  # so that no name can end the script element
+    for name in ("theme.css", "theme.js"):
+        page = page.replace(f"/* {name} */\n", theme(name))
     return page.replace(_ABOUT, _ABOUT.replace("{}", text))
