@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks.folded import _Folded, folded
+from dent.attacks.parts import in_parts
 from dent.models import build
 
 
@@ -82,3 +83,23 @@ def test_a_model_that_flattens_by_view_keeps_its_layout() -> None:
     faster = folded(net, inputs)
     torch.testing.assert_close(faster(inputs), net(inputs))
     assert layers(faster, nn.BatchNorm2d) == 0
+
+
+@pytest.mark.parametrize("n", [17, 33, 130, 300])
+def test_parts_are_the_whole_and_none_is_large(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """With two threads, from 32 inputs on, as many parts for each, of 64 inputs at most."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    sizes: list[int] = []
+
+    def model(inputs: Tensor) -> Tensor:
+        sizes.append(len(inputs))
+        return inputs.flatten(1).square()
+
+    points = torch.rand(n, 3, 2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    logits = in_parts(model, points)
+    assert torch.equal(logits, points.flatten(1).square())
+    (gradient,) = torch.autograd.grad(logits.sum(), points)
+    assert torch.allclose(gradient, 2 * points)
+    assert sum(sizes) == n
+    assert max(sizes) <= 64
+    assert len(sizes) == {17: 1, 33: 2, 130: 4, 300: 6}[n]
