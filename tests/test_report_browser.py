@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,15 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from battles import demo
+from browsing import NEEDS_CHROMIUM, chromium, eventually
 
 from dent.evaluation.results import Results
 from dent.report.evaluation_page import report_html
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
+    NEEDS_CHROMIUM,
 ]
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCRIPT = "<script>alert(1)</script>"
@@ -31,10 +29,8 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +58,7 @@ def opened(browser: Any, file: Path) -> Iterator[Open]:
         page.on("request", lambda asked: asked_for.append((asked.url, path.as_uri())))
         page.goto(path.as_uri())
         drawn = "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
-        page.wait_for_function(drawn)
+        eventually(page, drawn)
         return page
 
     yield opening
@@ -101,7 +97,7 @@ def test_marks_tell_n_and_interval_and_the_legend_picks(opened: Open) -> None:
 
     assert set(opacities()) == {"0.9"}
     plot.locator(".role-legend-label text", has_text="adaptive").click()
-    page.wait_for_function("document.querySelectorAll(\".plot path[opacity='0.12']\").length > 0")
+    eventually(page, "document.querySelectorAll(\".plot path[opacity='0.12']\").length > 0")
     assert opacities().count("0.9") == 6  # two adaptive attacks on three defences
 
 
@@ -266,7 +262,7 @@ def test_plots_follow_the_width(opened: Open) -> None:
     widths = (
         "[...document.querySelectorAll('.plot svg')].map((one) => one.getBoundingClientRect().width)"
     )
-    page.wait_for_function(f"{widths}.every((width) => width <= 500)")
+    eventually(page, f"{widths}.every((width) => width <= 500)")
 
 
 def test_the_numbers_of_a_plot_open_as_a_table(opened: Open) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vl_convert
+from browsing import NEEDS_CHROMIUM, chromium, eventually
 from reproductions import OTHERS, failed, other, reproduction
 from test_report_page import HOSTILE, Elements
 
@@ -24,7 +24,6 @@ from dent.report.write import write_page, write_paper
 
 TABLES = tables()
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -200,23 +199,21 @@ def test_the_battle_is_named_by_its_cell(page: Page) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@NEEDS_CHROMIUM
 def test_the_page_in_a_browser(full: Reproduction, tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = tmp_path / "report.html"
     write_page(full, path)
     wrong: list[str] = []
     asked: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         shown: Any = browser.new_page(viewport={"width": 1280, "height": 900})
         shown.set_default_timeout(60_000)
         shown.on("console", lambda said: wrong.append(said.text))
         shown.on("pageerror", lambda error: wrong.append(str(error)))
         shown.on("request", lambda request: asked.append(request.url))
         shown.goto(path.as_uri())
-        shown.wait_for_function(
-            "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
+        eventually(
+            shown, "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
         )
         drawn = [block for block in paper_page(full).blocks if isinstance(block, Plot)]
         assert shown.locator(".plot").count() == len(drawn) > 10

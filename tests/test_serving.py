@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from browsing import NEEDS_CHROMIUM, chromium
 from torch import Tensor
 
 from dent.data import load_data
@@ -37,7 +37,6 @@ ASKED = [
 ]  # fmt: skip
 TOLERANCE = 1e-5  # of probabilities, between one batch and another; what is documented
 IN_PROC = pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds processes in /proc")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TOKEN = {"authorization": "Bearer secret"}
 
 
@@ -105,11 +104,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@NEEDS_CHROMIUM
 def test_a_person_tries_it_in_a_browser(server: Started) -> None:
     """An attacked horse, on the page and by the server itself."""
-    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page()
         page.goto(server.url)
         page.locator("#thumbs button").nth(1).click()
@@ -120,7 +118,6 @@ def test_a_person_tries_it_in_a_browser(server: Started) -> None:
             side: page.locator(f".side.{side} .says").inner_text() for side in ("static", "defended")
         }
         updates = page.locator("#answer .facts").inner_text().split("\n")[1]
-        browser.close()
     assert "deer" in says["static"]  # what it was changed to
     assert "wrong" in says["static"]
     assert any(verdict in says["defended"] for verdict in ("right", "wrong"))
@@ -154,6 +151,12 @@ def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
     while not true():
         assert time.monotonic() < until, "waited long enough"
         time.sleep(0.1)
+
+
+def worked(process: int) -> float:
+    """How long a process has computed so far, in ticks."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return float(fields[11])
 
 
 def test_it_says_what_it_serves(server: Started) -> None:
@@ -264,18 +267,19 @@ def test_what_cannot_be_answered_harms_nobody(server: Started, images: Tensor) -
 @IN_PROC
 def test_a_replica_that_is_killed_at_its_work(server: Started, images: Tensor) -> None:
     """What it had is done by another; no answer is lost, nor changed."""
-    first, *_ = before = sorted(server.replicas())
+    before = {one: worked(one) for one in server.replicas()}
     assert len(before) == REPLICAS
     with server.client() as client, ThreadPoolExecutor(BATCH) as crowd:
         expected = [one["class"] for one in predicted(client.post("/predict", **npy(images)))]
         retried = metric(client, "dent_retried_total")
-        answers = [crowd.submit(client.post, "/predict", **npy(images)) for _ in range(2 * BATCH)]
+        answers = [crowd.submit(client.post, "/predict", **npy(images)) for _ in range(4 * BATCH)]
         answers[0].result()
-        os.kill(first, signal.SIGKILL)
+        busiest = max(before, key=lambda one: worked(one) - before[one])
+        os.kill(busiest, signal.SIGKILL)
         for one in answers:
             assert [each["class"] for each in predicted(one.result())] == expected
         assert metric(client, "dent_retried_total") > retried
-        wait_until(lambda: len(server.replicas() - {first}) == REPLICAS)  # Ray starts another
+        wait_until(lambda: len(server.replicas() - {busiest}) == REPLICAS)  # Ray starts another
 
 
 def test_sigterm_finishes_what_was_taken_in(server: Started, images: Tensor) -> None:

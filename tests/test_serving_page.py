@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from browsing import NEEDS_CHROMIUM, chromium, eventually
 from stubs import SERVING, Stub, answer
 
 from dent.serving.inputs import read_images
@@ -18,21 +18,17 @@ from dent.serving.page import page_html
 from dent.serving.settings import make_serving
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
+    NEEDS_CHROMIUM,
 ]
 SCRIPT = "<script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture
@@ -158,7 +154,7 @@ def test_a_file_is_made_as_small_as_the_model_takes_it(opened: Open, stub: Stub)
     red = torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
     assert (sent - red).abs().max() < 0.05  # a little of the rest is mixed in at the edges
     page.locator("#thumbs button").nth(7).click()
-    page.wait_for_function("document.querySelector('.shown canvas').ariaLabel.startsWith('green')")
+    eventually(page, "document.querySelector('.shown canvas').ariaLabel.startsWith('green')")
     assert stub.asked[-1][1] == chosen[1]["buffer"]
 
 
