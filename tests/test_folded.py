@@ -103,3 +103,6 @@ def test_parts_are_the_whole_and_none_is_large(monkeypatch: pytest.MonkeyPatch, 
     assert sum(sizes) == n
     assert max(sizes) <= 64
     assert len(sizes) == {17: 1, 33: 2, 130: 4, 300: 6}[n]
+    sizes.clear()
+    in_parts(model, points.detach())
+    assert len(sizes) == min(2, n // 16)  # without a gradient, larger ones are faster

@@ -1,7 +1,7 @@
 """A static model on a CPU in parts: a thread for each part of the batch, instead of for each operation.
 
 Small networks leave a core idle between their operations; two halves of a batch side by side do not.
-What a large batch needs between its operations leaves the caches; that of a part does not.
+What the way back needs of a large batch leaves the caches; that of a part does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from dent.attacks.calls import Model
 
-LEAST, MOST = 16, 64  # inputs in a part: fewer are not worth a thread, more leave the caches
+LEAST = 16  # inputs in a part: fewer are not worth a thread
+MOST = 64  # where a gradient is asked for; more leave the caches
 T = TypeVar("T")
 
 
@@ -29,7 +30,8 @@ def in_parts(model: Model, points: Tensor) -> Tensor:
     if count < 2 or points.device.type != "cpu":
         return model(points)
     share = max(threads // count, 1)
-    count *= math.ceil(len(points) / (count * MOST))
+    if points.requires_grad and torch.is_grad_enabled():
+        count *= math.ceil(len(points) / (count * MOST))
     logits: Tensor = _InParts.apply(points, model, count, share)  # type: ignore[no-untyped-call]
     return logits
 
