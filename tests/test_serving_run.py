@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from dent.serving.deployments import (
     described,
     most_inside,
 )
-from dent.serving.run import check_port, serve_until_stopped, threads_of
+from dent.serving.run import check_port, serve_until_stopped, start_proxy, threads_of
 
 SERVING = make_serving(queue=10, batch_size=4, replicas=2)
 ABOUT: Any = {"model": "none", "defense": "static", "isolation": "independent"}
@@ -179,6 +180,38 @@ def test_a_port_that_is_taken() -> None:
         with pytest.raises(OSError, match=f"expected a free port at 127.0.0.1, got {port}: "):
             serve_until_stopped(make_serving(port=port))
     check_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "address", "applications", "says"),
+    [
+        ({}, None, {}, None),
+        ({"node": "HEALTHY"}, ("127.0.0.1", 8000), {"other": None}, None),
+        ({"node": "HEALTHY"}, ("127.0.0.1", 8000), {"dent": None}, "without a server of dent"),
+        ({"node": "HEALTHY"}, ("127.0.0.1", 8001), {}, "there already, at 127.0.0.1:8001; give that"),
+        ({"node": "HEALTHY"}, ("0.0.0.0", 8000), {}, "there already, at 0.0.0.0:8000; give that"),
+    ],
+)
+def test_a_cluster_with_ray_serve_on_it_is_not_taken_for_another(
+    monkeypatch: pytest.MonkeyPatch, proxies: Any, address: Any, applications: Any, says: str | None
+) -> None:
+    """Ray itself would ignore the address, and replace an application of the same name."""
+    started: list[Any] = []
+    there = SimpleNamespace(proxies=proxies, applications=applications)
+    monkeypatch.setattr("ray.serve.status", lambda: there)
+    monkeypatch.setattr("ray.serve.start", lambda **options: started.append(options["http_options"]))
+    if address:
+        options = SimpleNamespace(host=address[0], port=address[1])
+        monkeypatch.setattr(
+            "dent.serving.run._get_global_client", lambda: SimpleNamespace(http_config=options)
+        )
+    if says:
+        with pytest.raises(ValueError, match=says):
+            start_proxy(make_serving())
+        assert not started
+    else:
+        assert start_proxy(make_serving()) is not bool(proxies)
+        assert started == ([] if proxies else [{"host": "127.0.0.1", "port": 8000}])
 
 
 @pytest.mark.parametrize("token", ["", " ", "geheimnis\n", "schlüssel"])

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from dent.clusters import connected, cores
 from dent.serving.settings import Serving
@@ -16,6 +17,7 @@ from dent.serving.settings import Serving
 try:
     import ray
     from ray import serve
+    from ray.serve.context import _get_global_client
 
     from dent.serving.app import About, Token
     from dent.serving.deployments import GRACE, Described, application, described
@@ -75,7 +77,7 @@ def serve_until_stopped(
         with cluster(serving, address):
             for one in SIGNALS:  # only now: Ray sets one of its own
                 signal.signal(one, lambda *_: stop.set())
-            with running(serving, told, token, alone=address is None) as server:
+            with running(serving, told, token) as server:
                 ready(server)
                 stop.wait()
     finally:
@@ -93,25 +95,18 @@ def cluster(serving: Serving, address: str | None = None) -> AbstractContextMana
 
 
 @contextmanager
-def running(
-    serving: Serving, told: Described, token: str | None = None, *, alone: bool = True
-) -> Iterator[Server]:
+def running(serving: Serving, told: Described, token: str | None = None) -> Iterator[Server]:
     """The server on Ray, until the end of the block; what it has taken in then, it finishes first.
 
     Ray's own shutdown ends its proxy at once, with all connections; so nobody may be there any more.
-
-    alone: end Ray Serve with it, for there is no other application.
     """
     key = None if token is None else Token(Token.digest_of(token))
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # of this process
-    serve.start(
-        proxy_location="HeadOnly", logging_config=LOGS,
-        http_options={"host": serving.host, "port": serving.port},
-    )  # fmt: skip
+    started = start_proxy(serving)
     try:
         app = application(serving, told, key, threads_of(serving))
         front = serve.run(app, name=APP, logging_config=LOGS)
-        if alone:
+        if started:
             lower_proxies()
         host = f"[{serving.host}]" if ":" in serving.host else serving.host
         yield Server(f"http://{host}:{serving.port}", told.about)
@@ -120,8 +115,35 @@ def running(
             front.drain.remote(most).result(timeout_s=most + GRACE)
     finally:
         serve.delete(APP)  # which waits until the last answers have left the front
-        if alone:
+        if started:
             serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def start_proxy(serving: Serving) -> bool:
+    """Have Ray Serve listen where it should; whether it was not there before.
+
+    A cluster has one Ray Serve, with one address for all: where it is there already and listens
+    elsewhere, Ray would go on, and say that it does as it was asked.
+    """
+    there = serve.status()
+    if not there.proxies:
+        serve.start(
+            proxy_location="HeadOnly", logging_config=LOGS,
+            http_options={"host": serving.host, "port": serving.port},
+        )  # fmt: skip
+        return True
+    client: Any = _get_global_client()
+    options = client.http_config
+    if (options.host, options.port) != (serving.host, serving.port):
+        raise ValueError(
+            f"expected Ray Serve of this cluster at {serving.host}:{serving.port}, got one that is "
+            f"there already, at {options.host}:{options.port}; give that as --host and --port"
+        )
+    if APP in there.applications:
+        raise ValueError(
+            "expected a cluster without a server of dent, got one that has it; end it first"
+        )
+    return False
 
 
 def check_port(host: str, port: int) -> None:
