@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,3 +32,21 @@ def eventually(page: Any, expression: str, seconds: float = 60) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < until, f"expected {expression}"
         page.wait_for_timeout(20)
+
+
+def ground(page: Any) -> str:
+    colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return colour
+
+
+def check_theme(opened: Callable[..., Any]) -> str:
+    """A page that is opened so follows the system and its button; the ground of the dark one."""
+    page = opened(color_scheme="light")
+    light = ground(page)
+    page.locator("#theme").click()
+    dark = ground(page)
+    assert dark != light
+    page.locator("#theme").click()
+    assert ground(page) == light
+    assert ground(opened(color_scheme="dark")) == dark
+    return dark

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from battles import demo
-from browsing import NEEDS_CHROMIUM, chromium, eventually
+from browsing import NEEDS_CHROMIUM, check_theme, chromium, eventually, ground
 
 from dent.evaluation.results import Results
 from dent.report.evaluation_page import report_html
@@ -220,20 +220,8 @@ def test_images_are_natural_plus_perturbation(opened: Open) -> None:
     assert (attacked[..., 3] == 255).all()
 
 
-def ground(page: Any) -> str:
-    colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    return colour
-
-
 def test_dark_and_light_follow_the_system_and_the_button(opened: Open) -> None:
-    page = opened(color_scheme="light")
-    light = ground(page)
-    page.locator("#theme").click()
-    dark = ground(page)
-    assert dark != light
-    page.locator("#theme").click()
-    assert ground(page) == light
-    assert ground(opened(color_scheme="dark")) == dark
+    dark = check_theme(opened)
     followed = opened(color_scheme="light")
     followed.emulate_media(color_scheme="dark")
     assert ground(followed) == dark

@@ -23,7 +23,6 @@ from dent.report.pictures import paper_spec
 from dent.report.write import write_page, write_paper
 
 TABLES = tables()
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
 @pytest.fixture(scope="module")

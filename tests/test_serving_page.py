@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from browsing import NEEDS_CHROMIUM, chromium, eventually
+from browsing import NEEDS_CHROMIUM, check_theme, chromium, eventually
 from stubs import SERVING, Stub, answer
 
 from dent.serving.inputs import read_images
@@ -288,20 +288,8 @@ def test_another_size_is_sent_in_that_size(opened: Open, stub: Stub) -> None:
     assert read_images(stub.asked[-1][1], "image/png", serving).shape == (1, 3, 48, 20)
 
 
-def ground(page: Any) -> str:
-    colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    return colour
-
-
 def test_dark_and_light_follow_the_system_and_the_button(opened: Open) -> None:
-    page = opened(color_scheme="light")
-    light = ground(page)
-    page.locator("#theme").click()
-    dark = ground(page)
-    assert dark != light
-    page.locator("#theme").click()
-    assert ground(page) == light
-    assert ground(opened(color_scheme="dark")) == dark
+    check_theme(opened)
 
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1280])

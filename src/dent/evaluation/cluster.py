@@ -15,7 +15,6 @@ from uuid import uuid4
 import torch
 
 from dent import clusters
-from dent.clusters import cores
 from dent.evaluation.engines import Engine
 from dent.evaluation.perform import OutOfBallError, Task, perform
 from dent.evaluation.sources import Sources
@@ -69,7 +68,7 @@ def connected(
 ) -> AbstractContextManager[bool]:
     """Within, Ray is there for so many workers, with the store for so many bytes more than else."""
     _ray()
-    room = torch.cuda.device_count() if _gpus(device) else max(1, cores() // threads)
+    room = torch.cuda.device_count() if _gpus(device) else max(1, clusters.cores() // threads)
     return clusters.connected(
         address, cpus=(workers or room) * threads, store=clusters.OBJECT_STORE + extra,
         variables=_surroundings(threads),
