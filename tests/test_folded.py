@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from nets import Shared, Viewing, randomized, small
 from torch import Tensor, nn
 
@@ -83,6 +84,52 @@ def test_a_model_that_flattens_by_view_keeps_its_layout() -> None:
     faster = folded(net, inputs)
     torch.testing.assert_close(faster(inputs), net(inputs))
     assert layers(faster, nn.BatchNorm2d) == 0
+
+
+class Activated(nn.Module):
+    """Activates what is handed in: its points, its own parameter, or what it needs once more."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.what == "points":
+            inputs = F.relu(inputs)
+        elif self.what == "parameter":
+            F.relu(self.first.weight)
+        features = self.first(inputs)
+        activated = F.relu(features)
+        if self.what == "needed":
+            activated = activated + features
+        answer: Tensor = self.last(activated.mean((2, 3)))
+        return answer
+
+
+@pytest.mark.parametrize("what", ["private", "points", "parameter", "needed"])
+def test_activations_overwrite_only_what_nobody_needs(what: str) -> None:
+    net = randomized(Activated(what))
+    inputs = torch.rand(3, 3, 8, 8, dtype=torch.double) - 0.5
+    before, faster = inputs.clone(), folded(net, inputs)
+    assert isinstance(faster, _Folded)
+    assert faster.overwrites == (what != "needed")
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(faster(inputs), net(inputs))
+    assert torch.equal(inputs, before)
+
+
+def test_activations_overwrite_where_no_gradient_is_asked_for() -> None:
+    net, inputs = randomized(Activated("private")), torch.rand(3, 3, 8, 8, dtype=torch.double)
+    faster = folded(net, inputs)
+    assert isinstance(faster, _Folded)
+    features = []
+    faster.net.first.register_forward_hook(lambda *call: features.append(call[2]))  # type: ignore[union-attr]
+    with torch.no_grad():
+        faster(inputs)
+    faster(inputs)
+    assert [bool((kept < 0).any()) for kept in features] == [False, True]
 
 
 @pytest.mark.parametrize("n", [17, 33, 130, 300])

@@ -2,8 +2,8 @@
 
 In evaluation mode a batch normalization is a scale and a shift of each channel, which the convolution's
 weights can take over. Convolutions on a CPU are faster in channels last, and small networks with the
-batch in parts. What comes out is compared with the model, and what is found is scored by the model
-itself.
+batch in parts. Where no gradient is asked for, activations are written over what they were made from.
+What comes out is compared with the model, and what is found is scored by the model itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch.overrides import TorchFunctionMode
 
 from dent.attacks.calls import Model
 from dent.attacks.parts import in_parts
@@ -57,9 +60,34 @@ class _Folded:
                 _replace(self.net, identity, norm)
         self.net.requires_grad_(False)
         self.net.to(memory_format=layout)  # type: ignore[call-overload]
+        self.kept = {tensor.data_ptr() for tensor in (*self.net.parameters(), *self.net.buffers())}
+        self.overwrites = True
+        # Not so where what is activated is needed elsewhere too.
+        self.overwrites = _same(self(inputs), expected)
 
     def __call__(self, points: Tensor) -> Tensor:
-        return in_parts(self.net, points.contiguous(memory_format=self.layout))
+        return in_parts(self._answer, points.contiguous(memory_format=self.layout))
+
+    def _answer(self, points: Tensor) -> Tensor:
+        if self.overwrites and not torch.is_grad_enabled():
+            with _Overwriting(self.kept | {points.data_ptr()}):
+                return self.net(points)  # type: ignore[no-any-return]
+        return self.net(points)  # type: ignore[no-any-return]
+
+
+class _Overwriting(TorchFunctionMode):
+    """Activations in place, but not of what is kept: memory that was just written is read faster."""
+
+    def __init__(self, kept: set[int]) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), settings: Any = None
+    ) -> Any:
+        if function is F.relu and arguments[0].data_ptr() not in self.kept:
+            return arguments[0].relu_()
+        return function(*arguments, **(settings or {}))
 
 
 def _same(answers: Tensor, expected: Tensor) -> bool:
