@@ -1,10 +1,14 @@
 """Whether our attacks break what the reference breaks: verdicts per image, side by side.
 
     python benchmarks/parity.py [--out FOLDER] [--only TEXT] [--engine dent|reference] [--n 256]
+                                [--seeds 1]
 
 For each model, norm and radius, the four attacks of AutoAttack's standard version run alone, by
-`pyautoattack` and by dent, on the same images. The ensemble is what all four leave standing. Finished
-units are kept in the folder, one small file each, and not run again; the table shows what is there.
+`pyautoattack` and by dent, on the same images. The ensemble is what all four leave standing. The
+versions plus and rand run as a whole, on the smallest model at the middle one of its radii. Square is
+random: with more `--seeds` it runs with each, and a second table has what it leaves on average.
+Finished units are kept in the folder, one small file each, and not run again; the tables show what is
+there.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import third_party
@@ -25,35 +30,49 @@ from dent.fields import number
 from dent.report.terminal import progress_bar, show_table
 from dent.storage import replacing
 
+ENGINES = ("reference", "dent")
 ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
 RADII: dict[str, dict[str, tuple[str, ...]]] = {
     "2b2 (eth-sri)": {"linf": ("2/255", "4/255", "8/255"), "l2": ("0.25", "0.5", "1")},
     "resnet20 (akamaster)": {"linf": ("1/255", "2/255"), "l2": ("0.15", "0.3")},
     "resnet18 (pyautoattack)": {"linf": ("4/255", "8/255"), "l2": ("0.5", "1")},
 }
+WHOLE = {
+    ("2b2 (eth-sri)", "linf", "4/255"): ("plus", "rand"),
+    ("2b2 (eth-sri)", "l2", "0.5"): ("plus", "rand"),
+}
+BALLS = [
+    (model, norm, eps)
+    for model, norms in RADII.items()
+    for norm, radii in norms.items()
+    for eps in radii
+]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One attack by one engine on one model."""
+    """One attack, or version of AutoAttack, by one engine on one model."""
 
     model: str
     norm: str
     eps: str
     attack: str
     engine: str
+    seed: int = 0
 
     @property
     def file(self) -> str:
-        parts = (self.model.split()[0], self.norm, self.eps.replace("/", "-"), self.attack, self.engine)
-        return "_".join(parts) + ".json"
+        parts = [self.model.split()[0], self.norm, self.eps.replace("/", "-"), self.attack, self.engine]
+        return "_".join(parts + [f"seed{self.seed}"] * (self.seed > 0)) + ".json"
 
 
 def standing(unit: Unit, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """Which images the attack leaves, with the settings that it has in the standard version."""
+    alone = unit.attack in ATTACKS
+    what = {"attacks": [unit.attack]} if alone else {"version": unit.attack}
     run = dent.attacks.autoattack(
-        model, inputs, labels, eps=number(unit.eps), norm=unit.norm, attacks=[unit.attack], seed=0,
-        engine=unit.engine,
+        model, inputs, labels, eps=number(unit.eps), norm=unit.norm, seed=unit.seed, engine=unit.engine,
+        **what,
     )  # fmt: skip
     return ~run.broken
 
@@ -68,25 +87,49 @@ def run(unit: Unit, out: Path, n: int) -> None:
         file.write(json.dumps(content).encode())
 
 
+def read(out: Path, unit: Unit) -> Tensor | None:
+    """Which images the unit left, if it is done."""
+    file = out / unit.file
+    return torch.tensor(json.loads(file.read_text())["standing"]) if file.exists() else None
+
+
 def rows(out: Path) -> list[dict[str, Any]]:
     """A row for each attack and for their ensemble, where both engines are done."""
     table = []
-    for model, norms in RADII.items():
-        for norm, radii in norms.items():
-            for eps in radii:
-                verdicts: dict[str, list[Tensor]] = {"reference": [], "dent": []}
-                for attack in ATTACKS:
-                    files = {
-                        engine: out / Unit(model, norm, eps, attack, engine).file for engine in verdicts
-                    }
-                    if not all(file.exists() for file in files.values()):
-                        continue
-                    for engine, file in files.items():
-                        verdicts[engine].append(torch.tensor(json.loads(file.read_text())["standing"]))
-                    table.append(row(model, norm, eps, attack, *(one[-1] for one in verdicts.values())))
-                if len(verdicts["dent"]) == len(ATTACKS):
-                    both = (torch.stack(one).amin(0) for one in verdicts.values())
-                    table.append(row(model, norm, eps, "ensemble", *both))
+    for ball in BALLS:
+        done = {}
+        for attack in (*ATTACKS, *WHOLE.get(ball, ())):
+            theirs, ours = (read(out, Unit(*ball, attack, engine)) for engine in ENGINES)
+            if theirs is not None and ours is not None:
+                done[attack] = (theirs, ours)
+            if attack == ATTACKS[-1] and len(done) == len(ATTACKS):
+                theirs, ours = (torch.stack(one).amin(0) for one in zip(*done.values(), strict=True))
+                done["ensemble"] = (theirs, ours)
+        table += [row(*ball, attack, *both) for attack, both in done.items()]
+    return table
+
+
+def seed_rows(out: Path, seeds: int) -> list[dict[str, Any]]:
+    """What Square leaves on average, where each engine ran with several seeds."""
+    table = []
+    for ball in BALLS:
+        left = []
+        for engine in ENGINES:
+            runs = [read(out, Unit(*ball, "square", engine, seed)) for seed in range(seeds)]
+            left.append([100 * float(run.float().mean()) for run in runs if run is not None])
+        if min(map(len, left)) < 2:
+            continue
+        theirs, ours = left
+        error = (stdev(theirs) ** 2 / len(theirs) + stdev(ours) ** 2 / len(ours)) ** 0.5
+        table.append(
+            dict(zip(("model", "norm", "eps"), ball, strict=True))
+            | {
+                "seeds": f"{len(theirs)} and {len(ours)}",
+                "reference %": f"{mean(theirs):.1f} ± {stdev(theirs):.1f}",
+                "dent %": f"{mean(ours):.1f} ± {stdev(ours):.1f}",
+                "difference": f"{mean(ours) - mean(theirs):+.2f} ± {error:.2f}",
+            }
+        )
     return table
 
 
@@ -110,15 +153,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="units whose name has this in it")
     parser.add_argument("--engine", choices=("dent", "reference"))
     parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--seeds", type=int, default=1, help="of Square; the others draw little")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     units = [
-        Unit(model, norm, eps, attack, engine)
-        for model, norms in RADII.items()
-        for norm, radii in norms.items()
-        for eps in radii
-        for attack in ATTACKS
-        for engine in ("reference", "dent")
+        Unit(*ball, attack, engine, seed)
+        for ball in BALLS
+        for attack in (*ATTACKS, *WHOLE.get(ball, ()))
+        for seed in range(given.seeds if attack == "square" else 1)
+        for engine in ENGINES
     ]
     todo = [
         unit
@@ -136,6 +179,12 @@ def main() -> None:
                 print(f"{unit.model}: left out, {missing}")
     table = rows(given.out)
     show_table(table, right=["n", "reference %", "dent %", "same verdict %"], title="Standing, in %")
+    if table := seed_rows(given.out, given.seeds):
+        show_table(
+            table,
+            right=["seeds", "reference %", "dent %", "difference"],
+            title="What Square leaves: mean and deviation over seeds; the difference with its error",
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from nets import randomized, small
 from torch import Tensor, nn
 
 import dent
+from dent.defense.checks import all_finite
 
 IMAGES = torch.rand(4, 3, 8, 8)
 
@@ -134,6 +135,17 @@ def test_wrong_inputs(model: nn.Module, inputs: Any, error: type[Exception], mes
     defended = dent.defend(model, "dent", steps=1)
     with pytest.raises(error, match=message):
         defended(inputs)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("others", [0.5, torch.finfo(torch.float32).max])
+def test_one_value_that_is_not_finite_is_seen(value: float, others: float) -> None:
+    values = torch.full((2, 3, 4, 4), others)  # whose sum overflows, or not
+    assert all_finite(values)
+    values[1, 2, 3, 3] = value
+    assert not all_finite(values)
+    values[0, 0, 0, 0] = -value
+    assert not all_finite(values)
 
 
 def test_smoothing_needs_images() -> None:

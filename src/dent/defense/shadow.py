@@ -52,16 +52,19 @@ class Shadow:
                     name: _constant(value, channels_last=cast)
                     for name, value in original._parameters.items()
                 }
-                module._parameters = parameters
-                module._buffers = {name: _constant(value) for name, value in original._buffers.items()}
+                # Not by setattr, which looks through all that a module has.
+                vars(module)["_parameters"] = parameters
+                vars(module)["_buffers"] = {
+                    name: _constant(value) for name, value in original._buffers.items()
+                }
             self.theta = self._flatten_theta()
             for site in self.sites:
                 site.bind()
             yield self
         finally:
             for module, _ in self._modules:
-                module._parameters = dict.fromkeys(module._parameters)
-                module._buffers = dict.fromkeys(module._buffers)
+                vars(module)["_parameters"] = dict.fromkeys(module._parameters)
+                vars(module)["_buffers"] = dict.fromkeys(module._buffers)
             self.theta = torch.empty(0)
             for site in self.sites:
                 site.release()
