@@ -137,8 +137,6 @@ def test_logits_that_are_not_finite_are_the_servers_fault(
     assert len(answer_batch(defended, inputs)) == 5
     with pytest.raises(Failed, match="the model cannot answer: .* finite logits, got NaN") as error:
         answer_batch(defended, torch.cat([inputs, torch.ones(1, 3, 8, 8)]))
-    assert error.value.status == 500
-    assert error.value.to_json() == {"detail": str(error.value)}
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
     assert len(answer_batch(defended, inputs)) == 5  # nothing of it is left behind
 

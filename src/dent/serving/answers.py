@@ -71,17 +71,7 @@ class Answer:
 
 
 class Failed(Exception):  # noqa: N818 - beside Refused
-    """The model could not answer a batch: no fault of a client, so a status of 500."""
-
-    status = 500
-
-    @property
-    def reason(self) -> str:
-        return str(self)
-
-    def to_json(self) -> dict[str, str]:
-        """The body of the response."""
-        return {"detail": self.reason}
+    """The model could not answer a batch, which is no fault of a client."""
 
 
 def answer_batch(

@@ -55,7 +55,7 @@ def defended(serving: Serving) -> Dent:
     except Failed as error:
         height, width = serving.size
         raise ValueError(
-            f"expected a model of images of {height} x {width} pixels, got: {error.reason}"
+            f"expected a model of images of {height} x {width} pixels, got: {error}"
         ) from error
     return defence
 

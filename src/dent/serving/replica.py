@@ -64,6 +64,6 @@ def answer_groups(answer: Callable[[Tensor], list[Answer]], groups: list[Tensor]
         return [Answered(tuple(islice(answers, len(group)))) for group in groups]
     except Failed as error:
         if len(groups) == 1:
-            return [Answered(failed=error.reason)]
+            return [Answered(failed=str(error))]
     half = len(groups) // 2
     return answer_groups(answer, groups[:half]) + answer_groups(answer, groups[half:])
