@@ -267,19 +267,22 @@ def test_what_cannot_be_answered_harms_nobody(server: Started, images: Tensor) -
 @IN_PROC
 def test_a_replica_that_is_killed_at_its_work(server: Started, images: Tensor) -> None:
     """What it had is done by another; no answer is lost, nor changed."""
-    before = {one: worked(one) for one in server.replicas()}
-    assert len(before) == REPLICAS
     with server.client() as client, ThreadPoolExecutor(BATCH) as crowd:
         expected = [one["class"] for one in predicted(client.post("/predict", **npy(images)))]
-        retried = metric(client, "dent_retried_total")
-        answers = [crowd.submit(client.post, "/predict", **npy(images)) for _ in range(4 * BATCH)]
-        answers[0].result()
-        busiest = max(before, key=lambda one: worked(one) - before[one])
-        os.kill(busiest, signal.SIGKILL)
-        for one in answers:
-            assert [each["class"] for each in predicted(one.result())] == expected
-        assert metric(client, "dent_retried_total") > retried
-        wait_until(lambda: len(server.replicas() - {busiest}) == REPLICAS)  # Ray starts another
+        for _ in range(5):  # it may be killed between two batches, which shows nothing
+            before = {one: worked(one) for one in server.replicas()}
+            assert len(before) == REPLICAS
+            retried = metric(client, "dent_retried_total")
+            answers = [crowd.submit(client.post, "/predict", **npy(images)) for _ in range(4 * BATCH)]
+            answers[0].result()
+            busiest = max(before, key=lambda one: worked(one) - before[one])
+            os.kill(busiest, signal.SIGKILL)
+            for one in answers:
+                assert [each["class"] for each in predicted(one.result())] == expected
+            wait_until(lambda: len(server.replicas() - {busiest}) == REPLICAS)  # noqa: B023 - at once
+            if metric(client, "dent_retried_total") > retried:
+                return
+    pytest.fail("no replica was killed at its work")
 
 
 def test_sigterm_finishes_what_was_taken_in(server: Started, images: Tensor) -> None:
