@@ -37,10 +37,8 @@ RADII: dict[str, dict[str, tuple[str, ...]]] = {
     "resnet20 (akamaster)": {"linf": ("1/255", "2/255"), "l2": ("0.15", "0.3")},
     "resnet18 (pyautoattack)": {"linf": ("4/255", "8/255"), "l2": ("0.5", "1")},
 }
-WHOLE = {
-    ("2b2 (eth-sri)", "linf", "4/255"): ("plus", "rand"),
-    ("2b2 (eth-sri)", "l2", "0.5"): ("plus", "rand"),
-}
+VERSIONS = ("plus", "rand")
+WITH_VERSIONS = [("2b2 (eth-sri)", "linf", "4/255"), ("2b2 (eth-sri)", "l2", "0.5")]
 BALLS = [
     (model, norm, eps)
     for model, norms in RADII.items()
@@ -98,13 +96,14 @@ def rows(out: Path) -> list[dict[str, Any]]:
     table = []
     for ball in BALLS:
         done = {}
-        for attack in (*ATTACKS, *WHOLE.get(ball, ())):
+        for attack in (*ATTACKS, *VERSIONS):
             theirs, ours = (read(out, Unit(*ball, attack, engine)) for engine in ENGINES)
             if theirs is not None and ours is not None:
                 done[attack] = (theirs, ours)
-            if attack == ATTACKS[-1] and len(done) == len(ATTACKS):
-                theirs, ours = (torch.stack(one).amin(0) for one in zip(*done.values(), strict=True))
-                done["ensemble"] = (theirs, ours)
+        if all(attack in done for attack in ATTACKS):
+            alone = zip(*(done[attack] for attack in ATTACKS), strict=True)
+            theirs, ours = (torch.stack(one).amin(0) for one in alone)
+            done["ensemble"] = (theirs, ours)
         table += [row(*ball, attack, *both) for attack, both in done.items()]
     return table
 
@@ -151,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/parity"))
     parser.add_argument("--only", default="", help="units whose name has this in it")
-    parser.add_argument("--engine", choices=("dent", "reference"))
+    parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=1, help="of Square; the others draw little")
     given = parser.parse_args()
@@ -159,7 +158,7 @@ def main() -> None:
     units = [
         Unit(*ball, attack, engine, seed)
         for ball in BALLS
-        for attack in (*ATTACKS, *WHOLE.get(ball, ()))
+        for attack in (*ATTACKS, *(VERSIONS if ball in WITH_VERSIONS else ()))
         for seed in range(given.seeds if attack == "square" else 1)
         for engine in ENGINES
     ]

@@ -32,7 +32,7 @@ def test_the_verdicts_of_the_reference(model: str, norm: str, eps: str, n: int) 
     except FileNotFoundError as missing:
         pytest.skip(f"{model} is not here: {missing}")
     inputs, labels = dent.load_data("cifar10", n=n)
-    standing: dict[str, list[torch.Tensor]] = {"reference": [], "dent": []}
+    standing: dict[str, list[torch.Tensor]] = {engine: [] for engine in parity.ENGINES}
     for attack in parity.ATTACKS:
         for engine in standing:
             unit = parity.Unit(model, norm, eps, attack, engine)

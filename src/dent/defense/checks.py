@@ -106,7 +106,7 @@ def check_logits(logits: object, inputs: Tensor, name: str) -> None:
             f"{tuple(logits.shape)}"
         )
     values = logits.detach().float()
-    if not values.isfinite().all():
+    if not all_finite(values):
         raise ValueError(f"expected {name} to return finite logits, got NaN or infinity")
     if (values >= 0).all() and torch.allclose(values.sum(1), torch.ones_like(values[:, 0]), atol=1e-4):
         raise ValueError(
