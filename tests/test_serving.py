@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -286,12 +287,27 @@ def test_a_replica_that_is_killed_at_its_work(server: Started, images: Tensor) -
 
 
 def test_sigterm_finishes_what_was_taken_in(server: Started, images: Tensor) -> None:
-    """The last test of this file: it ends the server."""
+    """Requests whose bodies end only after it are answered. The last test of this file."""
+    request, goes_on = npy(images), threading.Event()
+    whole = request["content"]
+
+    def in_halves() -> Iterator[bytes]:
+        yield whole[:1000]
+        goes_on.wait(120)
+        yield whole[1000:]
+
     with server.client() as client, ThreadPoolExecutor(BATCH) as crowd:
         begun = metric(client, "dent_requests_open")
-        answers = [crowd.submit(client.post, "/predict", **npy(images)) for _ in range(BATCH)]
-        wait_until(lambda: metric(client, "dent_requests_open") == begun + BATCH)
-        server.process.send_signal(signal.SIGTERM)
+        answers = [
+            crowd.submit(client.post, "/predict", content=in_halves(), headers=request["headers"])
+            for _ in range(BATCH)
+        ]
+        try:
+            wait_until(lambda: metric(client, "dent_requests_open") == begun + BATCH)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: client.get("/health").status_code == 503)
+        finally:
+            goes_on.set()
         for one in answers:
             assert len(predicted(one.result())) == len(images)
     assert server.process.wait(120) == 0
