@@ -1,21 +1,25 @@
 """How long attacks take: beside the reference on static models, and over the least on a defended one.
 
-    python benchmarks/attacks.py [static] [defended] [--n 256] [--json FILE]
+    python benchmarks/attacks.py [calls] [static] [defended] [--n 256] [--batch 256] [--json FILE]
 
 `static`: standard AutoAttack by dent and by `pyautoattack`, on the same images in turns, batch by batch,
 on an adversarially trained and on a nominal model; with how many verdicts agree, and how much of dent's
-time is spent around the model. `defended`: the time of an APGD iteration against a defended model, over
-that of a defended forward and one backward through its prediction.
+time is spent around the model. `calls`: what a call of the model and of the copy that is searched on
+take there, and what would be left of it if all but its convolutions cost nothing. `defended`: the time
+of an APGD iteration against a defended model, over that of a defended forward and one backward through
+its prediction.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,14 +31,17 @@ from torch import Tensor
 
 import dent
 from dent.attacks.calls import Calls
+from dent.attacks.folded import folded
 from dent.attacks.hyperplane import Look
 from dent.report.terminal import progress_bar, show_table
 
 suite = sys.modules["dent.attacks.autoattack"]  # the module; the package has the function of that name
-BATCH = {"static": 256, "defended": 128}
+BATCH = 128  # of the defended model
 STATIC = {"resnet20-at": (8 / 255, 2.0), "resnet20-nominal": (8 / 255, 5.0)}
 DEFENDED: dict[str, dict[str, Any]] = {"dent": {"steps": 10}, "dent+": {}}
 AROUND, OVERHEAD = 5.0, 1.1
+WAITING = os.environ["OMP_WAIT_POLICY"].lower()  # what threads do that wait: sleep, or spin (active)
+STANDING = 92  # inputs of resnet20-at that most calls of its AutoAttack are made with, of 256
 
 
 # Where a model is asked: by attacks, for logits or a gradient, and by the checks before them.
@@ -88,9 +95,9 @@ def attacked(engine: str, name: str, inputs: Tensor, labels: Tensor, eps: float)
     return {"seconds": total, "model": sum(calls.values()), "broken": run.broken}
 
 
-def static(n: int) -> list[dict[str, Any]]:
+def static(n: int, batch: int) -> list[dict[str, Any]]:
     inputs, labels = dent.load_data("cifar10", n=n)
-    batches = list(zip(inputs.split(BATCH["static"]), labels.split(BATCH["static"]), strict=True))
+    batches = list(zip(inputs.split(batch), labels.split(batch), strict=True))
     rows = []
     with progress_bar("standard AutoAttack") as move:
         for number, (name, (eps, target)) in enumerate(STATIC.items()):
@@ -108,6 +115,8 @@ def static(n: int) -> list[dict[str, Any]]:
                     "model": name,
                     "eps": f"{eps * 255:g}/255",
                     "n": n,
+                    "batch": batch,
+                    "waiting": WAITING,
                     "reference s": round(seconds["reference"], 1),
                     "dent s": round(seconds["dent"], 1),
                     "times faster": round(seconds["reference"] / seconds["dent"], 2),
@@ -121,8 +130,61 @@ def static(n: int) -> list[dict[str, Any]]:
     return rows
 
 
+def calls(rounds: int = 40) -> list[dict[str, Any]]:
+    model = dent.load_model("resnet20-at")
+    inputs, labels = dent.load_data("cifar10", n=STANDING)
+    copy = folded(model, inputs)
+
+    def forward(net: Callable[[Tensor], Tensor]) -> None:
+        with torch.no_grad():
+            net(inputs)
+
+    def gradient(net: Callable[[Tensor], Tensor]) -> None:
+        points = inputs.clone().requires_grad_()
+        torch.autograd.grad(F.cross_entropy(net(points), labels), points)
+
+    rows = []
+    for name, ask in (("forward", forward), ("gradient", gradient)):
+        seconds: dict[str, list[float]] = {"model": [], "copy": []}
+        for _ in range(rounds):
+            for which, net in (("model", model), ("copy", copy)):
+                started = time.perf_counter()
+                ask(net)
+                seconds[which].append(time.perf_counter() - started)
+        ratio = median(slow / quick for slow, quick in zip(*seconds.values(), strict=True))
+        share = in_convolutions(partial(ask, copy))
+        rows.append(
+            {
+                "call": name,
+                "n": STANDING,
+                "waiting": WAITING,
+                "model ms": round(1e3 * median(seconds["model"]), 1),
+                "copy ms": round(1e3 * median(seconds["copy"]), 1),
+                "times faster": round(ratio, 2),
+                "copy in convolutions %": round(100 * share),
+                "by convolutions alone": round(ratio / share, 2),
+            }
+        )
+    return rows
+
+
+def in_convolutions(call: Callable[[], None]) -> float:
+    """The share of a call's time, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        call()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(10):
+                call()
+    finally:
+        torch.set_num_threads(threads)
+    times: dict[str, float] = {one.key: one.self_cpu_time_total for one in profile.key_averages()}
+    return sum(time for name, time in times.items() if "conv" in name) / sum(times.values())
+
+
 def defended(rounds: int = 5, steps: int = 5) -> list[dict[str, Any]]:
-    inputs, labels = dent.load_data("cifar10", n=BATCH["defended"])
+    inputs, labels = dent.load_data("cifar10", n=BATCH)
     rows = []
     with progress_bar("APGD on defended models") as move:
         for number, (preset, settings) in enumerate(DEFENDED.items()):
@@ -158,22 +220,25 @@ def defended(rounds: int = 5, steps: int = 5) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", nargs="*", choices=("static", "defended", []))
+    parser.add_argument("what", nargs="*", choices=("calls", "static", "defended", []))
     parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=256, help="of the static models")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    what = given.what or ["static", "defended"]
+    what = given.what or ["calls", "static", "defended"]
     results: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     measures: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
-        "defended": (defended, f"APGD on resnet20-at with a defence, batch {BATCH['defended']}"),
-        "static": (lambda: static(given.n), f"Standard AutoAttack, Linf, batches of {BATCH['static']}"),
+        "defended": (defended, f"APGD on resnet20-at with a defence, batch {BATCH}"),
+        "calls": (calls, "Calls of resnet20-at, and of the copy that is searched on"),
+        "static": (lambda: static(given.n, given.batch), "Standard AutoAttack, Linf"),
     }
     for name, (measure, title) in measures.items():
         if name in what:
             results[name] = measure()
             numbers = [key for key, value in results[name][0].items() if not isinstance(value, str)]
             show_table(results[name], right=numbers, title=title)
-    print(f"Around the model must stay under {AROUND:g} %.")
+    if what != ["calls"]:
+        print(f"Around the model must stay under {AROUND:g} %.")
     if given.json:
         given.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -136,6 +136,7 @@ def test_activations_overwrite_where_no_gradient_is_asked_for() -> None:
 def test_parts_are_the_whole_and_none_is_large(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """With two threads, from 32 inputs on, as many parts for each, of 64 inputs at most."""
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     sizes: list[int] = []
 
     def model(inputs: Tensor) -> Tensor:
@@ -153,3 +154,7 @@ def test_parts_are_the_whole_and_none_is_large(monkeypatch: pytest.MonkeyPatch, 
     sizes.clear()
     in_parts(model, points.detach())
     assert len(sizes) == min(2, n // 16)  # without a gradient, larger ones are faster
+    sizes.clear()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # then threads that wait would take the cores
+    assert torch.equal(in_parts(model, points), logits)
+    assert sizes == [n]

@@ -1,7 +1,10 @@
 """A static model on a CPU in parts: a thread for each part of the batch, instead of for each operation.
 
 Small networks leave a core idle between their operations; two halves of a batch side by side do not.
-What the way back needs of a large batch leaves the caches; that of a part does not.
+What the way back needs of a large batch leaves the caches; that of a part does not. That is so where
+threads of OpenMP that wait are asleep (`OMP_WAIT_POLICY=PASSIVE`). Where they spin, as they do by
+default, they are quick at the next operation and would take the cores from the parts: the batch stays
+whole.
 """
 
 from __future__ import annotations
@@ -27,13 +30,18 @@ def in_parts(model: Model, points: Tensor) -> Tensor:
     """The model's answer, as one function that autograd goes back through in parts too."""
     threads = torch.get_num_threads()
     count = min(threads, len(points) // LEAST)
-    if count < 2 or points.device.type != "cpu":
+    if count < 2 or points.device.type != "cpu" or not waits_asleep():
         return model(points)
     share = max(threads // count, 1)
     if points.requires_grad and torch.is_grad_enabled():
         count *= math.ceil(len(points) / (count * MOST))
     logits: Tensor = _InParts.apply(points, model, count, share)  # type: ignore[no-untyped-call]
     return logits
+
+
+def waits_asleep() -> bool:
+    """Whether OpenMP was told so when it was loaded."""
+    return os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "passive"
 
 
 class _InParts(torch.autograd.Function):
