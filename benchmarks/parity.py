@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -109,16 +111,19 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 
 def seed_rows(out: Path, seeds: int) -> list[dict[str, Any]]:
-    """What Square leaves on average, where each engine ran with several seeds."""
+    """What Square leaves on average, where each engine ran with several seeds.
+
+    And how many verdicts are the same, of an engine with two seeds and of the one with the other.
+    """
     table = []
     for ball in BALLS:
-        left = []
+        runs = []
         for engine in ENGINES:
-            runs = [read(out, Unit(*ball, "square", engine, seed)) for seed in range(seeds)]
-            left.append([100 * float(run.float().mean()) for run in runs if run is not None])
-        if min(map(len, left)) < 2:
+            units = (Unit(*ball, "square", engine, seed) for seed in range(seeds))
+            runs.append([left for unit in units if (left := read(out, unit)) is not None])
+        if min(map(len, runs)) < 2:
             continue
-        theirs, ours = left
+        theirs, ours = ([100 * float(left.float().mean()) for left in some] for some in runs)
         error = (stdev(theirs) ** 2 / len(theirs) + stdev(ours) ** 2 / len(ours)) ** 0.5
         table.append(
             dict(zip(("model", "norm", "eps"), ball, strict=True))
@@ -127,9 +132,16 @@ def seed_rows(out: Path, seeds: int) -> list[dict[str, Any]]:
                 "reference %": f"{mean(theirs):.1f} ± {stdev(theirs):.1f}",
                 "dent %": f"{mean(ours):.1f} ± {stdev(ours):.1f}",
                 "difference": f"{mean(ours) - mean(theirs):+.2f} ± {error:.2f}",
+                "same, reference %": same_verdicts(combinations(runs[0], 2)),
+                "same, dent %": same_verdicts(combinations(runs[1], 2)),
+                "same, both %": same_verdicts(product(runs[0], runs[1])),
             }
         )
     return table
+
+
+def same_verdicts(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
+    return f"{100 * mean(float((one == other).float().mean()) for one, other in pairs):.1f}"
 
 
 def row(model: str, norm: str, eps: str, attack: str, theirs: Tensor, own: Tensor) -> dict[str, Any]:
@@ -181,8 +193,9 @@ def main() -> None:
     if table := seed_rows(given.out, given.seeds):
         show_table(
             table,
-            right=["seeds", "reference %", "dent %", "difference"],
-            title="What Square leaves: mean and deviation over seeds; the difference with its error",
+            right=list(table[0])[3:],
+            title="What Square leaves: mean and deviation over seeds, the difference with its error; "
+            "and verdicts that are the same with two seeds, of one engine and of both",
         )
 
 
