@@ -141,6 +141,7 @@ def seed_rows(out: Path, seeds: int) -> list[dict[str, Any]]:
 
 
 def same_verdicts(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
+    """In %, the mean over pairs of runs."""
     return f"{100 * mean(float((one == other).float().mean()) for one, other in pairs):.1f}"
 
 
@@ -154,7 +155,7 @@ def row(model: str, norm: str, eps: str, attack: str, theirs: Tensor, own: Tenso
         "n": n,
         "reference %": f"{100 * theirs.float().mean():.1f}",
         "dent %": f"{100 * own.float().mean():.1f}",
-        "same verdict %": f"{100 * (theirs == own).float().mean():.1f}",
+        "same verdict %": same_verdicts([(theirs, own)]),
     }
 
 
