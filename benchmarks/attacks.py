@@ -209,7 +209,7 @@ def defended(rounds: int = 5, steps: int = 5) -> list[dict[str, Any]]:
             ratio = median(attack) / median(least)
             rows.append(
                 {
-                    "defence": preset,
+                    "defense": preset,
                     "forward and backward ms": round(1e3 * median(least)),
                     "attack iteration ms": round(1e3 * median(attack)),
                     "ratio": round(ratio, 3),
@@ -230,7 +230,7 @@ def main() -> None:
     what = given.what or ["calls", "static", "defended"]
     results: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     measures: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
-        "defended": (defended, f"APGD on resnet20-at with a defence, batch {BATCH}"),
+        "defended": (defended, f"APGD on resnet20-at with a defense, batch {BATCH}"),
         "calls": (calls, "Calls of resnet20-at, and of the copy that is searched on"),
         "static": (lambda: static(given.n, given.batch), "Standard AutoAttack, Linf"),
     }

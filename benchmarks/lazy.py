@@ -1,9 +1,9 @@
-"""What lazy attacks cost and lose: adapting the defence at every r-th step of APGD only.
+"""What lazy attacks cost and lose: adapting the defense at every r-th step of APGD only.
 
     python benchmarks/lazy.py [--steps 100] [--json FILE]
 
-On classifiers that others trained (see third_party.py) with the defences that suit them. All values of r
-run in turns on each batch; what is submitted is scored on the whole defence. Robust accuracy should not
+On classifiers that others trained (see third_party.py) with the defenses that suit them. All values of r
+run in turns on each batch; what is submitted is scored on the whole defense. Robust accuracy should not
 be higher than with r = 1 by more than a point, and r = 5 at least three times as fast.
 """
 
@@ -26,7 +26,7 @@ from dent.report.terminal import progress_bar, show_table
 BATCH = 128
 EVERY = (1, 5)
 Cell = tuple[str, int, float, str, dict[str, Any]]
-# The model, the number of images, the radius over 255, and the defence.
+# The model, the number of images, the radius over 255, and the defense.
 CELLS: list[Cell] = [
     ("2b2 (eth-sri)", 512, 8, "dent+", {}),
     ("2b2 (eth-sri)", 256, 8, "dent", {"steps": 10}),
@@ -53,7 +53,7 @@ def measure(cell: Cell, steps: int, move: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "model": name,
         "eps": f"{eps:g}/255",
-        "defence": f"{preset}, {model.settings.steps} updates",
+        "defense": f"{preset}, {model.settings.steps} updates",
         "n": n,
     }
     for every in EVERY:

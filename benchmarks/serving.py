@@ -43,16 +43,16 @@ Figures = dict[str, float]
 
 def limit(serving: Serving, images: Tensor, seconds: float) -> float:
     """Images per second of the model alone."""
-    defence = defended(serving)
+    defense = defended(serving)
     torch.set_num_threads(serving.threads or 1)
     batch = images[: serving.batch_size]
     times: list[float] = []
     for _ in range(2):
-        defence(batch)
+        defense(batch)
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(times) < 3:
         began = time.perf_counter()
-        defence(batch)
+        defense(batch)
         times.append(time.perf_counter() - began)
     return len(batch) * len(times) / sum(times)
 

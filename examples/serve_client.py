@@ -44,7 +44,7 @@ def ask(url: str, images: dict[str, bytes]) -> list[dict[str, Any]]:
     raise AssertionError("unreachable")
 
 
-def one_colour(red: int, green: int, blue: int, side: int = 32) -> bytes:
+def one_color(red: int, green: int, blue: int, side: int = 32) -> bytes:
     """A PNG."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
@@ -64,12 +64,12 @@ def main() -> None:
     parser.add_argument("images", nargs="*", type=Path, help="PNG or JPEG")
     given = parser.parse_args()
     images = {path.name: path.read_bytes() for path in given.images} or {
-        "sky": one_colour(90, 160, 250),
-        "grass": one_colour(40, 140, 30),
+        "sky": one_color(90, 160, 250),
+        "grass": one_color(40, 140, 30),
     }
     for name, answer in zip(images, ask(given.url.rstrip("/"), images), strict=True):
         print(
-            f"{name}: {answer['name']} ({max(answer['probabilities']):.0%}); without the defence "
+            f"{name}: {answer['name']} ({max(answer['probabilities']):.0%}); without the defense "
             f"{answer['static']['name']} ({max(answer['static']['probabilities']):.0%}); entropy "
             f"{answer['entropy_before']:.2f} to {answer['entropy_after']:.2f} nats in {answer['steps']} "
             f"steps, {1000 * answer['seconds']:.0f} ms"

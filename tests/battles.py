@@ -48,8 +48,8 @@ DEMO: dict[tuple[str, str, float], tuple[dict[str, range], float]] = {
 def demo(*, model: str | None = None, failed: Sequence[str] = (), battles: bool = True) -> Results:
     """The demo's figures. model: another name for the first; failed: attacks without outcomes."""
     made, attacks = [], {}
-    for (name, defence, eps), (stands, cost) in DEMO.items():
-        cell = Cell(model if model and name == "resnet20-at" else name, defence, eps, "linf")
+    for (name, defense, eps), (stands, cost) in DEMO.items():
+        cell = Cell(model if model and name == "resnet20-at" else name, defense, eps, "linf")
         attacks[cell] = [*stands, ABOUT]
         for attack, points in stands.items():
             bits = tuple(point in points for point in range(N))

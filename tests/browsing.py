@@ -35,8 +35,8 @@ def eventually(page: Any, expression: str, seconds: float = 60) -> None:
 
 
 def ground(page: Any) -> str:
-    colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    return colour
+    color: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return color
 
 
 def check_theme(opened: Callable[..., Any]) -> str:

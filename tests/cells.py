@@ -30,7 +30,7 @@ def tiny(*, classes: int = 4) -> nn.Module:
     return randomized(small(nn.BatchNorm2d(8), classes=classes)).float()
 
 
-def labelled(net: nn.Module, n: int, *, wrong: int = 0) -> tuple[Tensor, Tensor]:
+def labeled(net: nn.Module, n: int, *, wrong: int = 0) -> tuple[Tensor, Tensor]:
     """Images and the net's own answers to them, but for some."""
     images = torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -57,11 +57,11 @@ def outcomes(plan: Plan, sources: Sources, units: Iterable[Unit]) -> dict[Unit, 
 
 
 class Watched:
-    """What a defence is asked and answers, and what attacks are given and return; in order."""
+    """What a defense is asked and answers, and what attacks are given and return; in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[str, Tensor, Tensor | None]] = []
-        self.masks: list[tuple[str, str, tuple[bool, ...]]] = []  # of a defence, by an attack
+        self.masks: list[tuple[str, str, tuple[bool, ...]]] = []  # of a defense, by an attack
         self.ended: list[tuple[int, AttackResult]] = []  # when so much was asked
         adapt, predict = dent.Dent.adapt, dent.Dent.predict
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dent.models import CifarResNet
 
-# The same examples every time, and no judgement on a slow machine.
+# The same examples every time, and no judgment on a slow machine.
 settings.register_profile("dent", derandomize=True, deadline=None)
 settings.load_profile("dent")
 

@@ -106,12 +106,12 @@ def summary(*made: MadeUp, extra: Sequence[Done] = (), **about: Any) -> Results:
 
 
 def example(*, failed: frozenset[tuple[str, int]] = frozenset(), protocol: bool = True) -> Results:
-    """Three defences of two models, all that a report can show among them."""
+    """Three defenses of two models, all that a report can show among them."""
     batches, made, extra = cut(200, 50), [], []
-    for number, (model, defence) in enumerate(
+    for number, (model, defense) in enumerate(
         [("net-a", "static"), ("net-a", "dent:steps=10"), ("net-a", "dent+"), ("net-b", "dent+")]
     ):
-        cell = Cell(model, defence, 8 / 255, "linf")
+        cell = Cell(model, defense, 8 / 255, "linf")
         rng = np.random.default_rng(number)
         natural = rng.random(200) < 0.8
         survives = {NATURAL: natural}
@@ -120,7 +120,7 @@ def example(*, failed: frozenset[tuple[str, int]] = frozenset(), protocol: bool 
         made.append(MadeUp(batches, survives, cell, cell.static, failed if number == 1 else frozenset()))
         figures = {"flops": 1e6 if cell.static else 13e6, "static_flops": 1e6}
         took = {"seconds": 9.0, "forward_seconds": 0.3, "static_seconds": 0.02}
-        found = {"name": "randomised", "message": "the same inputs differ", "figures": {"largest": 0.5}}
+        found = {"name": "randomized", "message": "the same inputs differ", "figures": {"largest": 0.5}}
         about = Outcome(figures=figures, findings=() if cell.static else (found,))
         extra.append(Done(Unit(cell, 0, ABOUT), about, took=took))
         if protocol:

@@ -10,7 +10,7 @@ import numpy as np
 from battles import battle
 
 from dent.evaluation.attacks import kind_of
-from dent.evaluation.defences import defence_settings
+from dent.evaluation.defenses import defense_settings
 from dent.evaluation.results import Cost
 from dent.evaluation.suites import chosen_attacks
 from dent.evaluation.units import NATURAL
@@ -64,7 +64,7 @@ def other(name: str) -> Reproduction:
     if name == "empty":
         return reproduction("cpu", chosen=[])
     if name == "partial":
-        return reproduction("cpu", keep=lambda work: work.defence == "static")
+        return reproduction("cpu", keep=lambda work: work.defense == "static")
     return failed() if name == "failed" else reproduction("smoke", chosen=[find_table("table-9")])
 
 
@@ -75,7 +75,7 @@ def key_of(work: Work) -> str:
 def made_up(work: Work, seed: int = 0, **others: Any) -> Found:
     """As a run would judge: more updates help against direct attacks, less against adaptive ones."""
     random, n = np.random.default_rng(seed), work.n or 200
-    updates = 0 if work.defence == "static" else defence_settings(work.defence).steps
+    updates = 0 if work.defense == "static" else defense_settings(work.defense).steps
     strength = 255 * work.eps / 8 if work.norm == "linf" else 2 * work.eps
     points = random.permutation(n).tolist()
     judged: dict[str, Points] = {NATURAL: _some(random, points, 0.85)}
@@ -100,9 +100,9 @@ def made_up(work: Work, seed: int = 0, **others: Any) -> Found:
     return Found(evaluation.to_json(), judged, **given)
 
 
-def both(*judgements: Points) -> Points:
+def both(*judgments: Points) -> Points:
     """Correct in all of them."""
-    return {point: all(one[point] for one in judgements) for point in judgements[0]}
+    return {point: all(one[point] for one in judgments) for point in judgments[0]}
 
 
 def _some(random: np.random.Generator, points: list[int], share: float) -> Points:

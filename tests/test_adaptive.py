@@ -1,4 +1,4 @@
-"""The views of a dynamic defence have the gradients that they say, and any such defence will do."""
+"""The views of a dynamic defense have the gradients that they say, and any such defense will do."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks import adaptive, apgd, pgd
-from dent.attacks.adaptive import Averaged, DynamicDefence, Itself, Lazy, Short, Unrolled
+from dent.attacks.adaptive import Averaged, DynamicDefense, Itself, Lazy, Short, Unrolled
 from dent.attacks.adaptive.protocol import Gradient, State
 from dent.attacks.calls import Calls, View
 
 EPS = 0.03
 
 
-class Centred:
-    """Another dynamic defence, with a closed form: each update goes half the way to the batch's mean.
+class Centered:
+    """Another dynamic defense, with a closed form: each update goes half the way to the batch's mean.
 
     After k updates the state is (1 - 2^-k) times the mean, which is subtracted from the inputs.
     """
@@ -57,10 +57,10 @@ class Centred:
 
 
 class Recorder(Generic[State]):
-    """Another defence, with a record of what it was given."""
+    """Another defense, with a record of what it was given."""
 
-    def __init__(self, defence: DynamicDefence[State]) -> None:
-        self.defence = defence
+    def __init__(self, defense: DynamicDefense[State]) -> None:
+        self.defense = defense
         self.adapted: list[Tensor] = []
         self.predicted: list[tuple[Tensor, State]] = []
         self.submitted: list[Tensor] = []
@@ -74,34 +74,34 @@ class Recorder(Generic[State]):
         gradient: Gradient | None = None,
     ) -> State:
         self.adapted.append(inputs.detach().clone())
-        return self.defence.adapt(inputs, start=start, steps=steps, gradient=gradient)
+        return self.defense.adapt(inputs, start=start, steps=steps, gradient=gradient)
 
     def predict(self, inputs: Tensor, state: State) -> Tensor:
         self.predicted.append((inputs.detach().clone(), state))
-        return self.defence.predict(inputs, state)
+        return self.defense.predict(inputs, state)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.submitted.append(inputs.detach().clone())
-        return self.defence(inputs)
+        return self.defense(inputs)
 
 
-def centred(updates: int = 3) -> tuple[Centred, Tensor, Tensor]:
-    """Inputs around the boundary between four classes, labelled as the defence has them."""
-    defence = Centred(nn.Linear(12, 4).double(), updates)
+def centered(updates: int = 3) -> tuple[Centered, Tensor, Tensor]:
+    """Inputs around the boundary between four classes, labeled as the defense has them."""
+    defense = Centered(nn.Linear(12, 4).double(), updates)
     inputs = torch.rand(8, 3, 2, 2).double()
-    return defence, inputs, defence(inputs).argmax(1)
+    return defense, inputs, defense(inputs).argmax(1)
 
 
 def shared(**settings: Any) -> tuple[dent.Dent, Tensor, Tensor]:
     """Dent with parameters for the whole batch, on a little net in double precision."""
     net = randomized(small(nn.BatchNorm2d(8)))
-    defence = dent.Dent(net, dent.Settings(**{"steps": 3, "lr": 0.02} | settings))
+    defense = dent.Dent(net, dent.Settings(**{"steps": 3, "lr": 0.02} | settings))
     inputs = torch.rand(6, 3, 6, 6, dtype=torch.double)
-    return defence, inputs, defence(inputs).argmax(1)
+    return defense, inputs, defense(inputs).argmax(1)
 
 
-def broken(defence: Any, batch: Tensor, labels: Tensor) -> int:
-    return int((defence(batch).argmax(1) != labels).sum())
+def broken(defense: Any, batch: Tensor, labels: Tensor) -> int:
+    return int((defense(batch).argmax(1) != labels).sum())
 
 
 def climbed(model: Any, view: View, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -121,20 +121,20 @@ def errors(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.detach().softmax(1) - F.one_hot(labels, logits.shape[1])
 
 
-def test_the_gradients_of_a_defence_with_a_closed_form() -> None:
-    defence, inputs, labels = centred(updates=3)
-    weight = defence.linear.weight.detach()
+def test_the_gradients_of_a_defense_with_a_closed_form() -> None:
+    defense, inputs, labels = centered(updates=3)
+    weight = defense.linear.weight.detach()
     states = [(1 - 2.0**-k) * inputs.mean(0) for k in range(4)]
-    wrong = [errors(defence.predict(inputs, state), labels) for state in states]
+    wrong = [errors(defense.predict(inputs, state), labels) for state in states]
     expected: dict[View, Tensor] = {
-        Itself(defence): wrong[3],
-        Unrolled(defence): wrong[3] - (1 - 2.0**-3) * wrong[3].mean(0),
-        Averaged(defence, 3): torch.stack(wrong).mean(0),
-        Short(defence, 2): wrong[2],
-        Short(defence, 1, gradient="unrolled"): wrong[1] - 0.5 * wrong[1].mean(0),
+        Itself(defense): wrong[3],
+        Unrolled(defense): wrong[3] - (1 - 2.0**-3) * wrong[3].mean(0),
+        Averaged(defense, 3): torch.stack(wrong).mean(0),
+        Short(defense, 2): wrong[2],
+        Short(defense, 1, gradient="unrolled"): wrong[1] - 0.5 * wrong[1].mean(0),
     }
     for view, error in expected.items():
-        gradient = climbed(defence, view, inputs, labels)
+        gradient = climbed(defense, view, inputs, labels)
         torch.testing.assert_close(gradient.flatten(1), error @ weight)
 
 
@@ -142,25 +142,25 @@ def test_the_gradients_of_a_defence_with_a_closed_form() -> None:
     "settings", [{}, {"statistics": "test"}, {"affine": "sample", "optimizer": "adamod"}], ids=str
 )
 def test_the_gradients_of_dent(settings: dict[str, Any]) -> None:
-    defence, inputs, labels = shared(**settings)
+    defense, inputs, labels = shared(**settings)
 
     def after(steps: int) -> Callable[[Tensor], Tensor]:
-        return lambda points: defence.predict(points, defence.adapt(points.detach(), steps=steps))
+        return lambda points: defense.predict(points, defense.adapt(points.detach(), steps=steps))
 
     by_steps = [by_autograd(after(steps), inputs, labels) for steps in range(4)]
-    through = by_autograd(lambda points: defence(points, gradient="unrolled"), inputs, labels)
+    through = by_autograd(lambda points: defense(points, gradient="unrolled"), inputs, labels)
     assert not torch.allclose(through, by_steps[3], rtol=1e-2)
     expected: dict[View, Tensor] = {
-        Unrolled(defence): through,
-        Averaged(defence, 3): torch.stack(by_steps).mean(0),
-        Short(defence, 2): by_steps[2],
-        Lazy(defence): by_steps[3],
+        Unrolled(defense): through,
+        Averaged(defense, 3): torch.stack(by_steps).mean(0),
+        Short(defense, 2): by_steps[2],
+        Lazy(defense): by_steps[3],
     }
     for view, gradient in expected.items():
-        torch.testing.assert_close(climbed(defence, view, inputs, labels), gradient)
+        torch.testing.assert_close(climbed(defense, view, inputs, labels), gradient)
 
 
-def test_averages_of_an_unrolled_defence_take_its_states_as_constants() -> None:
+def test_averages_of_an_unrolled_defense_take_its_states_as_constants() -> None:
     stale, inputs, labels = shared()
     unrolled = dent.Dent(stale.model, replace(stale.settings, gradient="unrolled"))
     for view in (Averaged, Lazy):
@@ -169,26 +169,26 @@ def test_averages_of_an_unrolled_defence_take_its_states_as_constants() -> None:
 
 
 def test_views_are_exact_where_no_update_is_left_out() -> None:
-    tasks: list[tuple[DynamicDefence[Any], Tensor, Tensor]] = [centred(updates=3), shared(steps=3)]
-    for defence, inputs, labels in tasks:
+    tasks: list[tuple[DynamicDefense[Any], Tensor, Tensor]] = [centered(updates=3), shared(steps=3)]
+    for defense, inputs, labels in tasks:
         views: list[tuple[View, bool]] = [
-            (Itself(defence), True),
-            (Unrolled(defence), True),
-            (Averaged(defence, 3), True),
-            (Averaged(defence, 2), False),
-            (Short(defence, 3), True),
-            (Short(defence, 2), False),
+            (Itself(defense), True),
+            (Unrolled(defense), True),
+            (Averaged(defense, 3), True),
+            (Averaged(defense, 2), False),
+            (Short(defense, 3), True),
+            (Short(defense, 2), False),
         ]
         for view, exact in views:
-            climbed(defence, view, inputs, labels)
+            climbed(defense, view, inputs, labels)
             assert view.exact == exact, view
 
 
 @pytest.mark.parametrize("attack", [apgd, pgd])
 def test_lazy_at_every_step_is_the_attack_itself(attack: Any) -> None:
-    defence, inputs, labels = shared(statistics="test")
-    plain = attack(defence, inputs, labels, eps=EPS, steps=6, joint=True)
-    lazy = adaptive.lazy(defence, inputs, labels, every=1, eps=EPS, steps=6, attack=attack)
+    defense, inputs, labels = shared(statistics="test")
+    plain = attack(defense, inputs, labels, eps=EPS, steps=6, joint=True)
+    lazy = adaptive.lazy(defense, inputs, labels, every=1, eps=EPS, steps=6, attack=attack)
     assert torch.equal(lazy.inputs, plain.inputs)
     assert torch.equal(lazy.logits, plain.logits)
     assert not torch.equal(plain.inputs, inputs)
@@ -198,8 +198,8 @@ def test_lazy_at_every_step_is_the_attack_itself(attack: Any) -> None:
 
 @pytest.mark.parametrize("every", [1, 3, 4, 100])
 def test_lazy_adapts_at_every_so_many_calls(every: int) -> None:
-    defence, inputs, labels = shared(steps=1)
-    recorder = Recorder(defence)
+    defense, inputs, labels = shared(steps=1)
+    recorder = Recorder(defense)
     adaptive.lazy(recorder, inputs, labels, every=every, eps=EPS, steps=10)
     asked = [points for points, _ in recorder.predicted]
     assert len(asked) == 11
@@ -209,9 +209,9 @@ def test_lazy_adapts_at_every_so_many_calls(every: int) -> None:
 
 
 def test_lazy_adapts_when_inputs_leave() -> None:
-    defence, inputs, labels = shared(affine="sample", reduction="sum", steps=1)
-    assert defence.independent
-    recorder = Recorder(defence)
+    defense, inputs, labels = shared(affine="sample", reduction="sum", steps=1)
+    assert defense.independent
+    recorder = Recorder(defense)
     result = adaptive.lazy(recorder, inputs, labels, every=5, eps=EPS, steps=20, joint=False)
     counts = [len(points) for points, _ in recorder.predicted]
     changes = sum(one != other for one, other in pairwise(counts))
@@ -221,36 +221,36 @@ def test_lazy_adapts_when_inputs_leave() -> None:
 
 
 def test_the_last_points_are_submitted_where_the_view_does_not_know_what_they_do() -> None:
-    defence, inputs, labels = shared(statistics="test")
+    defense, inputs, labels = shared(statistics="test")
     for attack, exact in (
         (partial(adaptive.lazy, every=4), False),
         (partial(adaptive.lazy, every=5), True),
         (partial(adaptive.short, updates=1), False),
         (partial(adaptive.averaged, updates=3), True),
     ):
-        recorder = Recorder(defence)
+        recorder = Recorder(defense)
         result = attack(recorder, inputs, labels, eps=EPS, steps=10)
         last, _ = recorder.predicted[-1]
         alike = [torch.equal(batch, last) for batch in recorder.submitted]
         assert alike[-1] == (not exact)
-        most = max(broken(defence, batch, labels) for batch in recorder.submitted)
+        most = max(broken(defense, batch, labels) for batch in recorder.submitted)
         assert int(result.success.sum()) == most
 
 
 def test_the_exact_gradient_breaks_what_a_stale_one_cannot() -> None:
-    """What all inputs do alike, the defence subtracts; the stale gradient drives them all alike.
+    """What all inputs do alike, the defense subtracts; the stale gradient drives them all alike.
 
-    The difference of the logits is 12 (x - mean) + bias for images of one grey x: 0.25 for the last
+    The difference of the logits is 12 (x - mean) + bias for images of one gray x: 0.25 for the last
     one. If it goes down by eps while the others go up, that falls by 18 eps.
     """
     linear = nn.Linear(12, 2).double()
     linear.weight.data = torch.stack([torch.ones(12), -torch.ones(12)]).double() / 2
     linear.bias.data = torch.tensor([0.43, 0.0]).double()
     inputs = torch.tensor([0.5, 0.5, 0.5, 0.48]).double()[:, None, None, None].expand(4, 3, 2, 2)
-    labels, defence = torch.zeros(4, dtype=torch.long), Centred(linear, updates=40)
-    torch.testing.assert_close(defence(inputs).diff(dim=1)[3].item(), -0.25)
+    labels, defense = torch.zeros(4, dtype=torch.long), Centered(linear, updates=40)
+    torch.testing.assert_close(defense(inputs).diff(dim=1)[3].item(), -0.25)
     for eps, breaks in ((0.015, True), (0.013, False)):
-        stale = apgd(defence, inputs, labels, eps=eps, steps=20, joint=True)
-        exact = adaptive.unrolled(defence, inputs, labels, eps=eps, steps=20)
+        stale = apgd(defense, inputs, labels, eps=eps, steps=20, joint=True)
+        exact = adaptive.unrolled(defense, inputs, labels, eps=eps, steps=20)
         assert not stale.success.any()
         assert exact.success.tolist() == [False, False, False, breaks]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from nets import randomized, small
-from test_adaptive import Centred, Recorder, broken, centred, shared
+from test_adaptive import Centered, Recorder, broken, centered, shared
 from torch import Tensor, nn
 
 import dent
@@ -40,7 +40,7 @@ def test_denying_updates_submits_the_points_of_highest_loss(
     both: dict[str, Any] = {"attacks": ("apgd-ce", "apgd-dlr")}
     results = adaptive.offline(recorder, static, inputs, labels, **both, **settings)
     assert len(recorder.submitted) == 2
-    assert not recorder.adapted  # the search never asks the defence
+    assert not recorder.adapted  # the search never asks the defense
     plain = apgd(static, inputs, labels, **settings)
     loss = {
         name: F.cross_entropy(static(points), labels, reduction="none")
@@ -50,7 +50,7 @@ def test_denying_updates_submits_the_points_of_highest_loss(
     assert (loss["max-loss"] > loss["first"] + 0.1).any()
     best = adaptive.denying_updates(recorder, static, inputs, labels, **both, **settings)
     assert int(best.success.sum()) == max(int(one.success.sum()) for one in results.values())
-    assert int(best.success.sum()) >= broken(recorder.defence, plain.inputs, labels)
+    assert int(best.success.sum()) >= broken(recorder.defense, plain.inputs, labels)
     assert best.queries == sum(one.queries for one in results.values())
     on_static = apgd(static, inputs, labels, joint=True, **settings)
     assert results["apgd-ce"].queries == on_static.queries + len(inputs)
@@ -72,28 +72,28 @@ def test_masks_are_redrawn_by_seed() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 0.9])
 def test_mixed_batches_are_attacked_in_their_share(share: float) -> None:
-    defence, _, _ = shared(statistics="test")
+    defense, _, _ = shared(statistics="test")
     inputs = torch.rand(20, 3, 6, 6, dtype=torch.double)
-    labels = defence(inputs).argmax(1)
-    result = adaptive.mixing(defence, inputs, labels, share=share, eps=0.05, steps=5, seed=1)
+    labels = defense(inputs).argmax(1)
+    result = adaptive.mixing(defense, inputs, labels, share=share, eps=0.05, steps=5, seed=1)
     changed = (result.inputs != inputs).flatten(1).any(1)
     assert torch.equal(changed, result.part)
     assert int(changed.sum()) == round(share * 20)
-    wrong = defence(result.inputs).argmax(1) != labels
+    wrong = defense(result.inputs).argmax(1) != labels
     assert result.accuracy == pytest.approx(1 - wrong[changed].double().mean().item())
     assert result.accuracy < 1
-    other = adaptive.mixing(defence, inputs, labels, share=share, eps=0.05, steps=1, seed=2)
+    other = adaptive.mixing(defense, inputs, labels, share=share, eps=0.05, steps=1, seed=2)
     assert not torch.equal(other.part, result.part)
 
 
 def test_one_among_natural_ones() -> None:
-    defence, inputs, _ = shared(statistics="test")
+    defense, inputs, _ = shared(statistics="test")
     pool = torch.cat([inputs, torch.rand(30, 3, 6, 6, dtype=torch.double)])
     seeds = []
     for seed in (0, 1):
-        recorder = Recorder(defence)
+        recorder = Recorder(defense)
         attack = partial(adaptive.one_among, recorder, eps=0.02, steps=4, seed=seed)
-        labels = defence(inputs).argmax(1)
+        labels = defense(inputs).argmax(1)
         result = attack(inputs, labels, pool)
         seen = [adaptive.draw_companions(x, pool, 15, seed=seed, index=i) for i, x in enumerate(inputs)]
         submitted = iter(recorder.submitted)
@@ -104,7 +104,7 @@ def test_one_among_natural_ones() -> None:
                 assert (batch[0] - image).abs().max() <= 0.02 + 1e-9
             assert not (companions == image).flatten(1).all(1).any()
             assert len(companions.flatten(1).unique(dim=0)) == 15
-            logits = defence(torch.cat([result.inputs[index : index + 1], companions]))[0]
+            logits = defense(torch.cat([result.inputs[index : index + 1], companions]))[0]
             torch.testing.assert_close(result.logits[index], logits)
             assert result.success[index] == (logits.argmax() != labels[index])
         assert not list(submitted)
@@ -120,18 +120,18 @@ def test_the_companions_are_of_no_concern_to_the_adversary() -> None:
     linear = nn.Linear(12, 2).double()
     linear.weight.data = torch.stack([torch.ones(12), -torch.ones(12)]).double()
     linear.bias.data = torch.tensor([-2.0, 0.0]).double()
-    defence, image = Centred(linear), torch.full((1, 3, 2, 2), 0.6).double()
+    defense, image = Centered(linear), torch.full((1, 3, 2, 2), 0.6).double()
     pool = torch.linspace(0.38, 0.42, 20).double()[:, None, None, None].expand(20, 3, 2, 2)
     labels = torch.zeros(1, dtype=torch.long)
     settings: dict[str, Any] = {"eps": 0.05, "steps": 10, "through": Unrolled}
-    result = adaptive.one_among(defence, image, labels, pool, **settings)
+    result = adaptive.one_among(defense, image, labels, pool, **settings)
     torch.testing.assert_close(result.inputs, image - 0.05)
     mask = adaptive.draw_mask(16, 1 / 16)
     batch = torch.where(mask[:, None, None, None], image, pool[:16])
-    mixed = adaptive.mixing(defence, batch, labels.expand(16), share=1 / 16, **settings)
+    mixed = adaptive.mixing(defense, batch, labels.expand(16), share=1 / 16, **settings)
     torch.testing.assert_close(mixed.inputs[mask], image - 0.05)
     points = batch.clone().requires_grad_()
-    logits = defence.predict(points, defence.adapt(points, gradient="unrolled"))
+    logits = defense.predict(points, defense.adapt(points, gradient="unrolled"))
     F.cross_entropy(logits, labels.expand(16)).backward()
     assert points.grad is not None
     assert (points.grad[mask] > 0).all()
@@ -139,9 +139,9 @@ def test_the_companions_are_of_no_concern_to_the_adversary() -> None:
 
 def test_high_confidence_is_high(robust: tuple[nn.Module, Tensor, Tensor]) -> None:
     static, inputs, labels = robust
-    defence = dent.defend(static, "dent+", steps=3)
+    defense = dent.defend(static, "dent+", steps=3)
     settings: dict[str, Any] = {"eps": EPS, "steps": 10}
-    sure = adaptive.high_confidence(defence, static, inputs, labels, targets=2, **settings)
+    sure = adaptive.high_confidence(defense, static, inputs, labels, targets=2, **settings)
     plain = apgd(static, inputs, labels, joint=True, **settings)
     unsure = dent.attacks.apgd_targeted(static, inputs, labels, joint=True, targets=2, **settings)
     target = static(inputs).scatter(1, labels[:, None], -torch.inf).topk(2).indices
@@ -150,14 +150,14 @@ def test_high_confidence_is_high(robust: tuple[nn.Module, Tensor, Tensor]) -> No
     uncertainty = [entropy(one).mean().item() for one in logits]
     assert probability[0] > max(probability[1:])
     assert uncertainty[0] < min(uncertainty[1:])
-    assert torch.equal(sure.success, defence(sure.inputs).argmax(1) != labels)  # any wrong class
-    assert int(sure.success.sum()) > broken(defence, inputs, labels)
+    assert torch.equal(sure.success, defense(sure.inputs).argmax(1) != labels)  # any wrong class
+    assert int(sure.success.sum()) > broken(defense, inputs, labels)
 
 
 def test_high_confidence_submits_a_batch_for_each_class_and_one_for_the_surest() -> None:
-    defence, inputs, labels = centred()
-    recorder = Recorder(defence)
-    static = partial(defence.predict, state=torch.zeros(()).double())
+    defense, inputs, labels = centered()
+    recorder = Recorder(defense)
+    static = partial(defense.predict, state=torch.zeros(()).double())
     adaptive.high_confidence(recorder, static, inputs, labels, eps=0.05, steps=5)
     first, second, third, surest = recorder.submitted
     ranks = static(inputs).scatter(1, labels[:, None], -torch.inf).argsort(1, descending=True)[:, :3]
@@ -187,28 +187,28 @@ def test_labels_rise_within_each_window(labels: list[int], batch_size: int, wind
 
 
 def test_sorted_batches_are_answered_in_the_order_of_the_inputs() -> None:
-    defence, _, _ = shared(statistics="test")
+    defense, _, _ = shared(statistics="test")
     inputs = torch.rand(22, 3, 6, 6, dtype=torch.double)
     labels, mask = torch.arange(22) * 7 % 4, torch.arange(22) % 5 != 0
-    recorder = Recorder(defence)
+    recorder = Recorder(defense)
     natural = adaptive.sorted_batches(recorder, inputs, labels, batch_size=6, window=2)
     assert [len(batch) for batch in recorder.submitted] == [6, 6, 6, 4]
     assert torch.equal(natural.inputs, inputs)
     order = torch.cat([labels[:12].argsort(stable=True), labels[12:].argsort(stable=True) + 12])
-    logits = torch.cat([defence(inputs[at]) for at in order.split(6)])
+    logits = torch.cat([defense(inputs[at]) for at in order.split(6)])
     torch.testing.assert_close(natural.logits[order], logits)
     assert torch.equal(natural.success, natural.logits.argmax(1) != labels)
-    assert not torch.allclose(natural.logits, defence(inputs))  # the batch matters
+    assert not torch.allclose(natural.logits, defense(inputs))  # the batch matters
     attacked = adaptive.sorted_batches(
-        defence, inputs, labels, batch_size=6, attack=apgd, eps=0.02, steps=3, joint=True, mask=mask
+        defense, inputs, labels, batch_size=6, attack=apgd, eps=0.02, steps=3, joint=True, mask=mask
     )
     assert torch.equal((attacked.inputs != inputs).flatten(1).any(1), mask)
-    logits = torch.cat([defence(attacked.inputs[at]) for at in order.split(6)])
+    logits = torch.cat([defense(attacked.inputs[at]) for at in order.split(6)])
     torch.testing.assert_close(attacked.logits[order], logits)
     assert int(attacked.success.sum()) > int(natural.success.sum())
     starts = [
         adaptive.sorted_batches(
-            defence, inputs, labels, batch_size=11, attack=apgd, eps=0.02, steps=0, joint=True, seed=seed
+            defense, inputs, labels, batch_size=11, attack=apgd, eps=0.02, steps=0, joint=True, seed=seed
         ).inputs
         - inputs
         for seed in (0, 0, 1)
@@ -225,16 +225,16 @@ def test_malicious_members_flip_benign_ones() -> None:
         ({"statistics": "test", "steps": 0, "affine": "off"}, (Unrolled, Itself)),
         ({"steps": 5, "lr": 0.1}, (Unrolled,)),
     ):
-        defence = dent.Dent(net, dent.Settings(**settings))
-        labels = defence(inputs).argmax(1)
+        defense = dent.Dent(net, dent.Settings(**settings))
+        labels = defense(inputs).argmax(1)
         for view in views:
             result = adaptive.poisoning(
-                defence, inputs, labels, malicious=malicious, steps=15, through=view
+                defense, inputs, labels, malicious=malicious, steps=15, through=view
             )
             assert torch.equal(result.inputs[~malicious], inputs[~malicious])
             assert torch.equal(result.part, ~malicious)
             assert 0 <= result.inputs.min() <= result.inputs.max() <= 1
-            torch.testing.assert_close(result.logits, defence(result.inputs))
+            torch.testing.assert_close(result.logits, defense(result.inputs))
             wrong = (result.logits.argmax(1) != labels)[~malicious]
             assert wrong.any()
             assert result.accuracy == pytest.approx(1 - wrong.double().mean().item())
@@ -243,11 +243,11 @@ def test_malicious_members_flip_benign_ones() -> None:
 def test_malicious_members_do_nothing_where_inputs_are_independent() -> None:
     net = randomized(small(nn.BatchNorm2d(8)))
     inputs = torch.rand(12, 3, 6, 6, dtype=torch.double)
-    defence = dent.Dent(net, dent.Settings(affine="sample", reduction="sum", steps=2, lr=0.1))
-    assert defence.independent
+    defense = dent.Dent(net, dent.Settings(affine="sample", reduction="sum", steps=2, lr=0.1))
+    assert defense.independent
     labels, malicious = torch.arange(12) % 4, adaptive.draw_mask(12, 0.5)
-    natural = defence(inputs)[~malicious]
-    result = adaptive.poisoning(defence, inputs, labels, malicious=malicious, steps=5, restarts=2)
+    natural = defense(inputs)[~malicious]
+    result = adaptive.poisoning(defense, inputs, labels, malicious=malicious, steps=5, restarts=2)
     torch.testing.assert_close(result.logits[~malicious], natural)
     right = (natural.argmax(1) == labels[~malicious]).double().mean().item()
     assert 0 < right < 1
@@ -258,7 +258,7 @@ def test_malicious_members_do_nothing_where_inputs_are_independent() -> None:
 def test_malicious_members_go_where_the_shared_mean_hurts_most(norm: str) -> None:
     """The benign logits are linear in the malicious inputs: their best has a closed form."""
     linear = nn.Linear(12, 2).double()
-    defence = Centred(linear, updates=1)
+    defense = Centered(linear, updates=1)
     inputs = torch.rand(6, 3, 2, 2).double() * 0.2 + 0.4
     labels, malicious = torch.zeros(6, dtype=torch.long), torch.arange(6) < 2
     away = (linear.weight[0] - linear.weight[1]).detach().view(3, 2, 2)  # of the mean: it is subtracted
@@ -266,11 +266,11 @@ def test_malicious_members_go_where_the_shared_mean_hurts_most(norm: str) -> Non
     step = eps * (away.sign() if norm == "linf" else away / away.norm())
     worst = torch.where(malicious[:, None, None, None], inputs + step, inputs)
     result = adaptive.poisoning(
-        defence, inputs, labels, malicious=malicious, eps=eps, norm=norm, loss="margin",
+        defense, inputs, labels, malicious=malicious, eps=eps, norm=norm, loss="margin",
         steps=60, step_size=eps,
     )  # fmt: skip
-    expected = margin(defence(worst), labels)[~malicious]
+    expected = margin(defense(worst), labels)[~malicious]
     reached = margin(result.logits, labels)[~malicious]
-    natural = margin(defence(inputs), labels)[~malicious]
+    natural = margin(defense(inputs), labels)[~malicious]
     assert (expected > natural).all()
     torch.testing.assert_close(reached, expected, rtol=1e-3, atol=1e-4)

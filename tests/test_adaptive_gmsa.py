@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_adaptive import Recorder, broken, centred, shared
+from test_adaptive import Recorder, broken, centered, shared
 
 from dent.attacks import adaptive, apgd
 from dent.attacks.adaptive.gmsa import Average, Minimum
@@ -17,12 +17,12 @@ from dent.attacks.losses import margin
 
 
 def test_an_average_of_one_model_is_that_model() -> None:
-    defence, inputs, labels = shared(statistics="test")
-    state = defence.adapt(inputs, steps=0)
+    defense, inputs, labels = shared(statistics="test")
+    state = defense.adapt(inputs, steps=0)
     settings: dict[str, Any] = {"eps": 0.03, "steps": 6, "loss": "margin", "seed": 5}
-    alone = apgd(partial(defence.predict, state=state), inputs, labels, joint=True, **settings)
+    alone = apgd(partial(defense.predict, state=state), inputs, labels, joint=True, **settings)
     for over in ("last", "average", "minimum"):
-        recorder = Recorder(defence)
+        recorder = Recorder(defense)
         adaptive.gmsa(recorder, inputs, labels, over=over, rounds=1, **settings)
         natural, attacked = recorder.submitted
         assert torch.equal(natural, inputs)
@@ -30,18 +30,18 @@ def test_an_average_of_one_model_is_that_model() -> None:
 
 
 def test_the_gradients_of_averages_and_minima() -> None:
-    defence, inputs, labels = shared(statistics="test", lr=0.3)
-    states = [defence.adapt(torch.rand_like(inputs), steps=steps) for steps in (0, 2, 4)]
+    defense, inputs, labels = shared(statistics="test", lr=0.3)
+    states = [defense.adapt(torch.rand_like(inputs), steps=steps) for steps in (0, 2, 4)]
     loss = partial(margin, labels=labels)
     points = inputs.clone().requires_grad_()
-    losses = torch.stack([loss(defence.predict(points, state)) for state in states])
+    losses = torch.stack([loss(defense.predict(points, state)) for state in states])
     lowest, where = losses.min(0)
     assert len(where.unique()) > 1
     for view, expected in (
-        (Average(defence, states, loss), losses.mean(0)),
-        (Minimum(defence, states, loss), lowest),
+        (Average(defense, states, loss), losses.mean(0)),
+        (Minimum(defense, states, loss), lowest),
     ):
-        answer = Calls(defence, through=view, joint=True).ascent(inputs, loss)
+        answer = Calls(defense, through=view, joint=True).ascent(inputs, loss)
         (gradient,) = torch.autograd.grad(expected.sum(), points, retain_graph=True)
         torch.testing.assert_close(answer.values, expected.detach())
         torch.testing.assert_close(
@@ -51,8 +51,8 @@ def test_the_gradients_of_averages_and_minima() -> None:
 
 @pytest.mark.parametrize("over", ["last", "average", "minimum"])
 def test_every_round_brings_a_model_and_the_best_batch_is_kept_whole(over: str) -> None:
-    defence, inputs, labels = shared(statistics="test", lr=0.1)
-    recorder = Recorder(defence)
+    defense, inputs, labels = shared(statistics="test", lr=0.1)
+    recorder = Recorder(defense)
     steps, rounds = 3, 4
     result = adaptive.gmsa(
         recorder, inputs, labels, over=over, rounds=rounds, steps=steps, eps=0.015, seed=0
@@ -77,13 +77,13 @@ def test_every_round_brings_a_model_and_the_best_batch_is_kept_whole(over: str) 
         if over == "average":
             assert all(before < after for before, after in pairwise(sets))
     assert result.queries == len(inputs) * (len(states) + rounds + 1)
-    counts = [broken(defence, batch, labels) for batch in recorder.submitted]
+    counts = [broken(defense, batch, labels) for batch in recorder.submitted]
     assert int(result.success.sum()) == max(counts) > counts[0]
     assert torch.equal(result.inputs, recorder.submitted[counts.index(max(counts))])
 
 
 def test_gmsa_returns_to_the_natural_batch_if_nothing_is_stronger() -> None:
-    defence, inputs, labels = centred()
-    result = adaptive.gmsa_avg(defence, inputs, labels, eps=0.0, rounds=2, steps=2)
+    defense, inputs, labels = centered()
+    result = adaptive.gmsa_avg(defense, inputs, labels, eps=0.0, rounds=2, steps=2)
     assert torch.equal(result.inputs, inputs)
     assert not result.success.any()

@@ -1,4 +1,4 @@
-"""What attacks on dynamic defences give back is the defence's own answer, to a batch in the ball."""
+"""What attacks on dynamic defenses give back is the defense's own answer, to a batch in the ball."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_adaptive import centred, shared
+from test_adaptive import centered, shared
 from torch import Tensor
 
 import dent
@@ -28,19 +28,19 @@ ATTACKS: dict[str, Any] = {
 
 
 def of_static(
-    attack: Any, static: Any, defence: Any, inputs: Tensor, labels: Tensor, **rest: Any
+    attack: Any, static: Any, defense: Any, inputs: Tensor, labels: Tensor, **rest: Any
 ) -> Any:
-    return attack(defence, static, inputs, labels, **rest)
+    return attack(defense, static, inputs, labels, **rest)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("make", [centred, shared])
-def test_results_are_the_defence_s_own_and_lie_in_the_ball(make: Any, norm: str) -> None:
-    defence, inputs, labels = make()
+@pytest.mark.parametrize("make", [centered, shared])
+def test_results_are_the_defense_s_own_and_lie_in_the_ball(make: Any, norm: str) -> None:
+    defense, inputs, labels = make()
     mask, eps = torch.arange(len(inputs)) % 3 != 1, {"linf": 0.05, "l2": 0.2, "l1": 0.8}[norm]
 
     def static(points: Tensor) -> Tensor:
-        return defence.predict(points, defence.adapt(points, steps=0))  # type: ignore[no-any-return]
+        return defense.predict(points, defense.adapt(points, steps=0))  # type: ignore[no-any-return]
 
     attacks = ATTACKS | {
         "denying updates": partial(of_static, adaptive.denying_updates, static),
@@ -48,21 +48,21 @@ def test_results_are_the_defence_s_own_and_lie_in_the_ball(make: Any, norm: str)
     }
     for name, attack in attacks.items():
         result: AttackResult = attack(
-            defence, inputs, labels, eps=eps, norm=norm, steps=4, mask=mask, seed=3
+            defense, inputs, labels, eps=eps, norm=norm, steps=4, mask=mask, seed=3
         )
-        torch.testing.assert_close(result.logits, defence(result.inputs), msg=name)
+        torch.testing.assert_close(result.logits, defense(result.inputs), msg=name)
         assert torch.equal(result.success, result.logits.argmax(1) != labels)
         assert torch.equal(result.inputs[~mask], inputs[~mask])
         assert not torch.equal(result.inputs, inputs), name
         assert (lengths(result.inputs - inputs, norm) <= eps * (1 + 1e-6) + 1e-9).all()
         assert result.inputs.min() >= 0
         assert result.inputs.max() <= 1
-        again = attack(defence, inputs, labels, eps=eps, norm=norm, steps=4, mask=mask, seed=3)
+        again = attack(defense, inputs, labels, eps=eps, norm=norm, steps=4, mask=mask, seed=3)
         assert torch.equal(again.inputs, result.inputs)
 
 
 def test_wrong_settings_are_told() -> None:
-    defence, inputs, labels = centred()
+    defense, inputs, labels = centered()
     for attack, message in (
         (partial(adaptive.lazy, every=0), "expected every >= 1, got 0"),
         (partial(adaptive.short, updates=-1), "expected updates >= 0, got -1"),
@@ -79,13 +79,13 @@ def test_wrong_settings_are_told() -> None:
             partial(adaptive.poisoning, malicious=torch.zeros(8, dtype=torch.bool)),
             "got 0 malicious of 8",
         ),
-        (partial(of_static, adaptive.offline, defence, attacks=()), "expected one attack or more"),
-        (partial(of_static, adaptive.offline, defence, attacks=("apgd",)), "did you mean 'apgd-t'"),
-        (partial(of_static, adaptive.high_confidence, defence, targets=4), "at most 3 targets"),
+        (partial(of_static, adaptive.offline, defense, attacks=()), "expected one attack or more"),
+        (partial(of_static, adaptive.offline, defense, attacks=("apgd",)), "did you mean 'apgd-t'"),
+        (partial(of_static, adaptive.high_confidence, defense, targets=4), "at most 3 targets"),
     ):
         with pytest.raises(ValueError, match=message):
-            attack(defence, inputs, labels, eps=0.1)
+            attack(defense, inputs, labels, eps=0.1)
     with pytest.raises(ValueError, match="expected labels from 0 to 3"):
-        adaptive.fpa(defence, inputs, labels + 4, eps=0.1)
+        adaptive.fpa(defense, inputs, labels + 4, eps=0.1)
     with pytest.raises(ValueError, match="expected whole numbers as labels"):
-        adaptive.fpa(defence, inputs, labels.double(), eps=0.1)
+        adaptive.fpa(defense, inputs, labels.double(), eps=0.1)

@@ -170,7 +170,7 @@ def test_attacks_run_where_the_model_is_in_channels_last(task: tuple[nn.Module, 
         assert int((plain.success != last.success).sum()) <= 1
 
 
-def test_a_defence_tells_whether_its_batch_is_kept_together(
+def test_a_defense_tells_whether_its_batch_is_kept_together(
     task: tuple[nn.Module, Tensor, Tensor],
 ) -> None:
     net, inputs, labels = task

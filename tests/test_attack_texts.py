@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import labelled, sources_of, tiny
+from cells import labeled, sources_of, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def found_by(text: str) -> tuple[torch.Tensor, int, int, int]:
     """What an attack makes of a batch, and how much it asked, when it is given as text."""
     net = tiny()
     sources = sources_of(
-        net, labelled(net, 8), "dent:steps=2", attacks=[text], batch_size=8, steps=None, queries=None
+        net, labeled(net, 8), "dent:steps=2", attacks=[text], batch_size=8, steps=None, queries=None
     )
     plan = make_plan(sources)
     (unit,) = [unit for unit in plan.units() if unit.attack not in (NATURAL, ABOUT)]
@@ -187,7 +187,7 @@ def test_what_is_wrong_is_said_before_any_work(
     with pytest.raises(
         ValueError, match=f"(?s)wrong settings? of the evaluation.*attacks: {WRONG[text]}"
     ):
-        evaluate(tiny(), "static", data=labelled(tiny(), 2), attacks=["fab", text], out=tmp_path / "run")
+        evaluate(tiny(), "static", data=labeled(tiny(), 2), attacks=["fab", text], out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
@@ -225,7 +225,7 @@ def test_a_file_lists_attacks_in_their_order(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="attacks: expected a list of names, got {'fab': 3}"):
         read_evaluation(path)
     sources = sources_of(
-        tiny(), labelled(tiny(), 4), "static", "norm", "dent:steps=1",
+        tiny(), labeled(tiny(), 4), "static", "norm", "dent:steps=1",
         attacks=evaluation.attacks, steps=7, queries=5, battle=True,
     )  # fmt: skip
     static, norm, dent = make_plan(sources).attacks.values()
@@ -240,19 +240,19 @@ def test_a_file_lists_attacks_in_their_order(tmp_path: Path) -> None:
 def test_chosen_attacks_are_run_as_those_of_a_suite_are(tmp_path: Path) -> None:
     net = tiny()
     told: dict[str, Any] = {"batch_size": 4, "eps": 0.03, "exhaustive": True, "battle": False}
-    told |= {"data": labelled(net, 8, wrong=1)}
+    told |= {"data": labeled(net, 8, wrong=1)}
     texts = [attack_text(f"{name}:steps=2") for name in suite_attacks("quick", "linf")]
     texts[1] = "denying updates:attacks=(apgd-ce,apgd-dlr),steps=2"
     texts[2] = "fpa:rounds=3,steps=2"
-    defences = ["static", "dent:steps=1"]
-    by_suite = evaluate({"net": net}, defences, suite="quick", steps=2, **told)
-    by_text = evaluate({"net": net}, defences, attacks=texts, out=tmp_path / "run", **told)
+    defenses = ["static", "dent:steps=1"]
+    by_suite = evaluate({"net": net}, defenses, suite="quick", steps=2, **told)
+    by_text = evaluate({"net": net}, defenses, attacks=texts, out=tmp_path / "run", **told)
     assert by_text.complete
     for one, other in zip(by_suite.cells, by_text.cells, strict=True):
         assert (one.attacks, one.kinds, one.points) == (other.attacks, other.kinds, other.points)
     spaced = [text.replace(":", " : ").replace(",s", ", s") for text in texts]
     again = evaluate(  # the same attacks in other words are the same run
-        {"net": net}, defences, attacks=spaced, out=tmp_path / "run",
+        {"net": net}, defenses, attacks=spaced, out=tmp_path / "run",
         on_unit=lambda done: pytest.fail(f"{done.unit} was done again"), **told,
     )  # fmt: skip
     assert again.to_json() == by_text.to_json()

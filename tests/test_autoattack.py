@@ -14,7 +14,7 @@ import dent
 from dent.attacks import SuiteResult, apgd, autoattack
 from dent.attacks.autoattack import VERSIONS, suite
 from dent.attacks.calls import Calls
-from dent.attacks.findings import optimisation_inside
+from dent.attacks.findings import optimization_inside
 from dent.attacks.norms import lengths
 
 QUICK: dict[str, Any] = {"steps": 8, "queries": 30}
@@ -73,7 +73,7 @@ def test_the_batch_size_bounds_what_is_asked_at_once(task: tuple[nn.Module, Tens
     assert torch.equal(parts.broken, again.broken)
 
 
-def test_a_defence_that_depends_on_its_batch_is_attacked_as_one(
+def test_a_defense_that_depends_on_its_batch_is_attacked_as_one(
     task: tuple[nn.Module, Tensor, Tensor],
 ) -> None:
     net, inputs, labels = task
@@ -92,7 +92,7 @@ def test_a_defence_that_depends_on_its_batch_is_attacked_as_one(
     torch.testing.assert_close(defended(run.inputs), run.logits)
     assert torch.equal(run.success, defended(run.inputs).argmax(1) != labels)
     assert int(run.success.sum()) <= int(run.broken.sum())  # the worst case counts each by itself
-    assert "optimisation inside" in names(run)
+    assert "optimization inside" in names(run)
 
 
 def test_the_versions_are_those_of_autoattack() -> None:
@@ -133,7 +133,7 @@ def test_a_random_model_is_noticed_and_attacked_by_its_mean() -> None:
     inputs = torch.rand(6, 3, 4, 4)
     labels = net(inputs).argmax(1)
     run = autoattack(noisy, inputs, labels, eps=0.05, attacks=["apgd-ce"], **QUICK)
-    assert names(run) == ["randomised"]
+    assert names(run) == ["randomized"]
     random = autoattack(noisy, inputs, labels, eps=0.05, version="rand", steps=5)
     assert names(random) == []
     assert random.gradients >= 6 * 20  # twenty draws for a step
@@ -209,7 +209,7 @@ def test_masked_gradients_are_noticed(task: tuple[nn.Module, Tensor, Tensor]) ->
     assert "zero gradient" in names(detached)
 
 
-def test_optimisation_inside_is_noticed_whatever_it_is_called() -> None:
+def test_optimization_inside_is_noticed_whatever_it_is_called() -> None:
     linear = nn.Linear(48, 4)
 
     def static(points: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def test_optimisation_inside_is_noticed_whatever_it_is_called() -> None:
         return linear((points + 0.01 * leaf.grad).flatten(1))  # type: ignore[no-any-return]
 
     inputs = torch.rand(3, 3, 4, 4)
-    find = optimisation_inside
+    find = optimization_inside
     assert find(static, inputs) is None
     seen = find(dynamic, inputs)
     assert seen is not None

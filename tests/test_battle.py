@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 import toys
-from cells import EPS, INDEPENDENT, labelled, tiny
+from cells import EPS, INDEPENDENT, labeled, tiny
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dent
 from dent.evaluation.attacks import Subject
 from dent.evaluation.battle import KINDS, adapted_answer, choose_telling, pooled, record_battle
-from dent.evaluation.defences import as_defence
+from dent.evaluation.defenses import as_defense
 
-DEFENCES = [
+DEFENSES = [
     "dent:steps=2",
     "dent+:steps=2",
     "dent-nominal:steps=2,lr=0.01",
@@ -33,16 +33,16 @@ STEPS = 4
 ROUNDING = 6e-4  # relative, of four digits
 
 
-def subject_of(net: nn.Module, defence: str) -> Subject:
-    defended = as_defence(net, defence)
+def subject_of(net: nn.Module, defense: str) -> Subject:
+    defended = as_defense(net, defense)
     return Subject(defended, net, defended, defended.independent)
 
 
 def battle(
-    defence: str = "dent:steps=2", norm: str = "linf", seed: int = 0, **settings: Any
+    defense: str = "dent:steps=2", norm: str = "linf", seed: int = 0, **settings: Any
 ) -> tuple[Subject, Tensor, Tensor, dict[str, Any]]:
     net = tiny()
-    subject, (inputs, labels) = subject_of(net, defence), labelled(net, 6)
+    subject, (inputs, labels) = subject_of(net, defense), labeled(net, 6)
     asked_for: dict[str, Any] = {"eps": EPS.get(norm, 0.1), "norm": norm, "steps": STEPS, "seed": seed}
     return subject, inputs, labels, record_battle(subject, inputs, labels, **asked_for | settings)
 
@@ -81,15 +81,15 @@ def entropy_of(logits: Tensor) -> Tensor:
 
 
 def models_of(subject: Subject) -> dict[str, nn.Module]:
-    return {"static": subject.static, "defended": subject.defence}
+    return {"static": subject.static, "defended": subject.defense}
 
 
 # What was asked
 
 
-@pytest.mark.parametrize(("defence", "norm"), [*product(DEFENCES, ["linf", "l2"])])
-def test_frames_are_what_the_attack_asked_at_each_step(defence: str, norm: str) -> None:
-    subject, inputs, labels, found = battle(defence, norm)
+@pytest.mark.parametrize(("defense", "norm"), [*product(DEFENSES, ["linf", "l2"])])
+def test_frames_are_what_the_attack_asked_at_each_step(defense: str, norm: str) -> None:
+    subject, inputs, labels, found = battle(defense, norm)
     assert found["steps"] == STEPS
     assert found["batch"] == len(inputs)
     for side, model in models_of(subject).items():
@@ -145,9 +145,9 @@ def test_no_steps_show_the_natural_image_alone() -> None:
 # What was answered
 
 
-@pytest.mark.parametrize("defence", DEFENCES)
-def test_probabilities_and_entropy_are_the_attacked_models_own(defence: str) -> None:
-    subject, inputs, labels, found = battle(defence)
+@pytest.mark.parametrize("defense", DEFENSES)
+def test_probabilities_and_entropy_are_the_attacked_models_own(defense: str) -> None:
+    subject, inputs, labels, found = battle(defense)
     for side, model in models_of(subject).items():
         for number, batch in enumerate(asked(model, inputs, labels)):
             with torch.no_grad():
@@ -161,15 +161,15 @@ def test_probabilities_and_entropy_are_the_attacked_models_own(defence: str) -> 
                 assert ("entropies" in frame) == ("moves" in frame) == (side == "defended")
 
 
-@pytest.mark.parametrize("defence", DEFENCES)
-def test_the_adaptation_is_that_of_fewer_updates_in_turn(defence: str) -> None:
+@pytest.mark.parametrize("defense", DEFENSES)
+def test_the_adaptation_is_that_of_fewer_updates_in_turn(defense: str) -> None:
     """An independent way to it: adapt 0, 1, ... updates, and look at each state."""
-    subject, inputs, labels, found = battle(defence)
-    updates = subject.defence.settings.steps
-    for number, batch in enumerate(asked(subject.defence, inputs, labels)):
+    subject, inputs, labels, found = battle(defense)
+    updates = subject.defense.settings.steps
+    for number, batch in enumerate(asked(subject.defense, inputs, labels)):
         for update in range(updates + 1):
-            state = subject.defence.adapt(batch, steps=update)
-            entropies = entropy_of(subject.defence.predict(batch, state).detach())
+            state = subject.defense.adapt(batch, steps=update)
+            entropies = entropy_of(subject.defense.predict(batch, state).detach())
             for image in found["images"]:
                 frame, place = image["defended"]["frames"][number], image["point"]
                 assert len(frame["entropies"]) == len(frame["moves"]) == updates + 1
@@ -186,9 +186,9 @@ def test_the_adaptation_is_that_of_fewer_updates_in_turn(defence: str) -> None:
                     assert frame["sigma"][update] == pytest.approx(sigma, rel=ROUNDING)
 
 
-@pytest.mark.parametrize("defence", ["dent:steps=2", "dent-nominal:steps=2"])
-def test_answers_are_of_both_models_to_the_last_batch(defence: str) -> None:
-    subject, inputs, labels, found = battle(defence)
+@pytest.mark.parametrize("defense", ["dent:steps=2", "dent-nominal:steps=2"])
+def test_answers_are_of_both_models_to_the_last_batch(defense: str) -> None:
+    subject, inputs, labels, found = battle(defense)
     for side, attacked in models_of(subject).items():
         last = asked(attacked, inputs, labels)[-1]
         for of, model in models_of(subject).items():
@@ -201,10 +201,10 @@ def test_answers_are_of_both_models_to_the_last_batch(defence: str) -> None:
                 assert answer == image[side]["frames"][-1]["probabilities"]
 
 
-@pytest.mark.parametrize("defence", [*DEFENCES, "dent:steps=2,gradient=unrolled"])
-def test_the_recorded_answer_is_the_defences_to_the_bit_and_so_is_its_gradient(defence: str) -> None:
+@pytest.mark.parametrize("defense", [*DEFENSES, "dent:steps=2,gradient=unrolled"])
+def test_the_recorded_answer_is_the_defenses_to_the_bit_and_so_is_its_gradient(defense: str) -> None:
     net = tiny()
-    defended, (inputs, labels) = as_defence(net, defence), labelled(net, 6)
+    defended, (inputs, labels) = as_defense(net, defense), labeled(net, 6)
     answers, gradients = [], []
     for model in (defended, lambda points: adapted_answer(defended, points)[0]):
         points = inputs.clone().requires_grad_()
@@ -252,7 +252,7 @@ def test_models_that_draw_are_seeded_too() -> None:
             return answer
 
     net = Noisy()
-    subject, (inputs, labels) = subject_of(net, "dent:steps=1"), labelled(net.net, 4)
+    subject, (inputs, labels) = subject_of(net, "dent:steps=1"), labeled(net.net, 4)
     found = []
     for drawn in (1, 2):  # whatever was drawn before
         torch.manual_seed(drawn)
@@ -264,7 +264,7 @@ def test_models_that_draw_are_seeded_too() -> None:
 
 def test_models_are_not_changed() -> None:
     net = tiny()
-    subject, (inputs, labels) = subject_of(net, "dent-nominal:steps=2"), labelled(net, 4)
+    subject, (inputs, labels) = subject_of(net, "dent-nominal:steps=2"), labeled(net, 4)
     before, batch = {name: value.clone() for name, value in net.state_dict().items()}, inputs.clone()
     record_battle(subject, inputs, labels, eps=0.03, norm="linf", steps=2, seed=0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -303,7 +303,7 @@ def test_kinds_take_turns_in_the_order_of_what_they_tell() -> None:
 
 def test_the_shown_are_chosen_by_their_last_frames() -> None:
     net = tiny()
-    subject, (inputs, labels) = subject_of(net, "dent:steps=3,lr=0.05"), labelled(net, 16, wrong=3)
+    subject, (inputs, labels) = subject_of(net, "dent:steps=3,lr=0.05"), labeled(net, 16, wrong=3)
     settings: dict[str, Any] = {"eps": 0.02, "norm": "linf", "steps": STEPS, "seed": 0}
     found = record_battle(subject, inputs, labels, **settings, images=16)
     stands, natural = {}, {}
@@ -326,13 +326,13 @@ def test_the_shown_are_chosen_by_their_last_frames() -> None:
     assert few["images"] == found["images"][:4]
 
 
-# Large and grey images
+# Large and gray images
 
 
 def test_pooling_averages_squares() -> None:
     rows, columns = torch.arange(128.0), torch.arange(96.0)
     ramp = (1000 * rows[:, None] + columns)[None, None]
-    expected = 1000 * (rows[::2, None] + 0.5) + columns[::2] + 0.5  # of a plane: the squares' centres
+    expected = 1000 * (rows[::2, None] + 0.5) + columns[::2] + 0.5  # of a plane: the squares' centers
     assert torch.equal(pooled(ramp)[0, 0], expected)
     assert torch.equal(pooled(ramp[..., :64, :]), pooled(ramp)[..., :32, :])
     small = torch.rand(2, 3, 64, 64)
@@ -358,7 +358,7 @@ def test_large_images_are_shown_smaller_but_measured_as_they_are() -> None:
         assert 0 < frame["scale"] <= eps * (1 + ROUNDING)
 
 
-def test_grey_images() -> None:
+def test_gray_images() -> None:
     net = toys.normalized().eval()
     inputs, labels = (values[:5] for values in toys.features())
     found = record_battle(
@@ -391,7 +391,7 @@ def test_what_has_no_meaning_is_refused(settings: dict[str, Any], message: str) 
 
 def test_other_inputs_and_models_that_learn_are_refused() -> None:
     net = tiny()
-    subject, (inputs, labels) = subject_of(net, "dent:steps=1"), labelled(net, 2)
+    subject, (inputs, labels) = subject_of(net, "dent:steps=1"), labeled(net, 2)
     for wrong in (inputs[0], inputs[:0]):
         with pytest.raises(ValueError, match="expected a batch of images"):
             record_battle(subject, wrong, labels[: len(wrong)], eps=0.1, norm="linf", seed=0)

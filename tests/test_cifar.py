@@ -244,16 +244,16 @@ def altered_pixel() -> bytes:
     return batch_of(images, labels)
 
 
-def relabelled(first: int) -> bytes:
+def relabeled(first: int) -> bytes:
     images, labels = arrays_of("test")
     return batch_of(images, np.array([first, *labels[1:]], dtype=np.int64))
 
 
 BROKEN_BATCHES = {
     "one pixel": (altered_pixel(), "altered: expected sha256"),
-    "label too large": (relabelled(10), "expected labels from 0 to 9, got"),
-    "label negative": (relabelled(-1), "expected labels from 0 to 9, got -1"),
-    "labels uneven": (relabelled((int(arrays_of("test").labels[0]) + 1) % 10), "images of each class"),
+    "label too large": (relabeled(10), "expected labels from 0 to 9, got"),
+    "label negative": (relabeled(-1), "expected labels from 0 to 9, got -1"),
+    "labels uneven": (relabeled((int(arrays_of("test").labels[0]) + 1) % 10), "images of each class"),
     "labels too few": (batch_of(arrays_of("test").images, np.arange(9)), "expected 10 whole numbers"),
     "images too few": (batch_of(arrays_of("test").images[:9], np.arange(9)), "expected 10 images"),
     "pixels as float": (batch_of(arrays_of("test").images / 255, np.arange(10)), "as uint8"),

@@ -38,10 +38,10 @@ def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs: a and b, which has another defence."""
+    """Two runs: a and b, which has another defense."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, defence in (("a", "static"), ("b", "dent+:steps=1")):
-        done = run("evaluate", *TINY, "--defense", defence, "--out", folder / name, cwd=folder)
+    for name, defense in (("a", "static"), ("b", "dent+:steps=1")):
+        done = run("evaluate", *TINY, "--defense", defense, "--out", folder / name, cwd=folder)
         assert done.returncode == 0, done.stderr
         (folder / f"{name}.txt").write_text(done.stdout)
     return folder
@@ -77,7 +77,7 @@ def test_without_out_the_same_command_finds_its_run(tmp_path: Path) -> None:
 def test_comparison(runs: Path) -> None:
     rows = json.loads(run("compare", "a", "b", "--json", cwd=runs).stdout)
     assert [row["what"] for row in rows] == ["natural", "worst case"]
-    assert {(row["first_defence"], row["second_defence"]) for row in rows} == {
+    assert {(row["first_defense"], row["second_defense"]) for row in rows} == {
         ("static", "dent+:steps=1")
     }
     shown = run("compare", "a", "b", cwd=runs).stdout
@@ -103,7 +103,7 @@ def test_a_file_of_settings_which_flags_override(tmp_path: Path) -> None:
     done = run("evaluate", "e.yaml", "--n", "4", "--out", "x", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     cells = json.loads(done.stdout)["cells"]
-    assert [(cell["defence"], cell["worst"]["n"]) for cell in cells] == [
+    assert [(cell["defense"], cell["worst"]["n"]) for cell in cells] == [
         ("static", 4),
         ("dent+:steps=1", 4),
     ]

@@ -150,7 +150,7 @@ def test_results_as_json(dent: Command, ran: Path) -> None:
     assert [one["published"] for one in numbers][:2] == [63.2, 59.6]
     expected = [one.to_json() for one in found.by_reference(tables()["table-10"]).values()]
     assert numbers == expected
-    assert content["claims"] == [one.to_json() for one in found.judgements()]
+    assert content["claims"] == [one.to_json() for one in found.judgments()]
 
 
 def test_missing_numbers_are_the_exit_code(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_a_dry_run_of_the_paper_needs_no_weights(
     assert {row["data"] for row in rows} == {"cifar10", "imagenet#crop288"}
     assert all(row["seconds"] == pytest.approx(0.5 * row["forwards"]) for row in rows)
     assert all(row["trouble"] for row in rows)
-    cells = [(row["loads"], row["defence"], row["ball"]) for row in rows]
+    cells = [(row["loads"], row["defense"], row["ball"]) for row in rows]
     assert len(cells) == len(set(cells))
 
 

@@ -1,4 +1,4 @@
-"""What a defence promises to leave alone, also when something goes wrong, and from several threads."""
+"""What a defense promises to leave alone, also when something goes wrong, and from several threads."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_model_is_bit_identical_after_an_exception(images: Tensor) -> None:
         defended(images)
     assert_same(before, fingerprint(net))
     fresh = dent.defend(net.net, "dent", steps=5)
-    torch.testing.assert_close(defended(images), fresh(images))  # and the defence works on
+    torch.testing.assert_close(defended(images), fresh(images))  # and the defense works on
 
 
 def test_weights_are_shared_not_copied(images: Tensor) -> None:

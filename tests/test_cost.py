@@ -135,7 +135,7 @@ def test_what_is_compiled_counts_as_what_it_is() -> None:
     assert figures["static_flops"] == (FIRST + REST) / N
 
 
-def test_a_continual_defence_carries_nothing_on() -> None:
+def test_a_continual_defense_carries_nothing_on() -> None:
     online = dent.defend(net(), "tent", steps=2)
     assert isinstance(online, dent.Online)
     online(images(16))

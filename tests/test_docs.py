@@ -50,7 +50,7 @@ def test_the_demo_is_what_the_readme_shows() -> None:
     makefile, readme = (ROOT / "Makefile").read_text(), PAGES[0].read_text()
     assert "dent evaluate --out runs/demo" in makefile
     for cell in make_evaluation().cells():
-        assert re.search(rf"^  {re.escape(cell.defence)} ", readme, re.MULTILINE), cell
+        assert re.search(rf"^  {re.escape(cell.defense)} ", readme, re.MULTILINE), cell
         assert f"{cell.model}, {cell.norm} {eps_text(cell.eps)}, n = 128" in readme
 
 
@@ -70,7 +70,7 @@ def test_the_readme_tells_what_was_found_for_the_paper() -> None:
         here = " / ".join(f"{one.ours:.1f}" for one in shown)
         worst = " / ".join(f"{one.worst.percent:.1f}" for one in shown if one.worst)
         assert f"| {published} | {here} | {worst} | {shown[0].n} |" in readme
-    judged = found.judgements()
+    judged = found.judgments()
     kinds = ("holds", "does not hold", "cannot be told")
     here_counts = [sum(one.verdict == kind for one in judged) for kind in kinds]
     worst_counts = [sum(one.worst_verdict == kind for one in judged) for kind in kinds]
@@ -82,7 +82,7 @@ def test_the_readme_tells_what_was_found_for_the_paper() -> None:
 
 def test_the_file_of_settings_is_one() -> None:
     evaluation = read_evaluation(ROOT / "examples" / "evaluate.yaml")
-    assert [cell.defence for cell in evaluation.cells()] == ["static", "dent:steps=10", "dent+:steps=3"]
+    assert [cell.defense for cell in evaluation.cells()] == ["static", "dent:steps=10", "dent+:steps=3"]
 
 
 def test_the_trace_example_draws(tmp_path: Path) -> None:

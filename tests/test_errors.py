@@ -63,8 +63,8 @@ def test_wrong_settings(model: nn.Module, preset: str, settings: dict[str, Any],
 
 
 def test_unknown_settings_are_named_with_the_nearest(model: nn.Module) -> None:
-    with pytest.raises(TypeError, match="unknown settings: step, colour; did you mean 'steps'"):
-        dent.defend(model, "dent", step=3, colour="red")
+    with pytest.raises(TypeError, match="unknown settings: step, color; did you mean 'steps'"):
+        dent.defend(model, "dent", step=3, color="red")
 
 
 class Probabilities(nn.Module):

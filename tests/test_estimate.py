@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cells import labelled, outcomes, sources_of, tiny, units_of_kind
+from cells import labeled, outcomes, sources_of, tiny, units_of_kind
 from torch import Tensor, nn
 
 from dent.evaluation import evaluate
@@ -19,12 +19,12 @@ from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, Done
 ANSWERS = {"static": 1, "dent:steps=3": 7, "dent+:steps=1": 3}  # 2k + 1 forwards with k updates
 
 
-@pytest.mark.parametrize("defence", list(ANSWERS))
+@pytest.mark.parametrize("defense", list(ANSWERS))
 @pytest.mark.parametrize("suite", ["standard", "plus", "rand"])
-def test_forwards_are_about_what_attacks_take_where_nothing_breaks(defence: str, suite: str) -> None:
+def test_forwards_are_about_what_attacks_take_where_nothing_breaks(defense: str, suite: str) -> None:
     net = tiny(classes=10)
     sources = sources_of(
-        net, labelled(net, 4), defence, suite=suite, eps=1e-5, steps=2, queries=9, exhaustive=True
+        net, labeled(net, 4), defense, suite=suite, eps=1e-5, steps=2, queries=9, exhaustive=True
     )
     plan = make_plan(sources)
     expected = {row.attack: row for row in estimate(plan, sources)}
@@ -32,7 +32,7 @@ def test_forwards_are_about_what_attacks_take_where_nothing_breaks(defence: str,
     units = units_of_kind(plan, "direct")
     for unit, outcome in outcomes(plan, sources, units).items():
         assert all(outcome.correct)
-        taken[unit.attack] += outcome.queries * ANSWERS[defence] + outcome.gradients
+        taken[unit.attack] += outcome.queries * ANSWERS[defense] + outcome.gradients
     for name in {unit.attack for unit in units}:
         assert 1 / 2 <= expected[name].forwards / taken[name] <= 3, name
 
@@ -40,7 +40,7 @@ def test_forwards_are_about_what_attacks_take_where_nothing_breaks(defence: str,
 def test_the_protocol_and_scenarios_are_counted_with_the_budget_that_is_asked_for() -> None:
     net = tiny(classes=10)
     asked: dict[str, Any] = {"suite": "full", "eps": 1e-5, "steps": 3, "queries": 12, "batch_size": 6}
-    sources = sources_of(net, labelled(net, 9), "dent:steps=1", **asked)
+    sources = sources_of(net, labeled(net, 9), "dent:steps=1", **asked)
     plan = make_plan(sources)
     expected = {row.attack: row.forwards for row in estimate(plan, sources)}
     names = [PROTOCOL, "mixed (50 %)", "one among (15)", "sorted labels"]
@@ -66,31 +66,31 @@ class Counting(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("defence", ["norm", "dent:steps=3"])
-def test_a_battle_is_counted_as_two_attacks_on_few_images(defence: str) -> None:
+@pytest.mark.parametrize("defense", ["norm", "dent:steps=3"])
+def test_a_battle_is_counted_as_two_attacks_on_few_images(defense: str) -> None:
     net = Counting()
-    sources = sources_of(net, labelled(net.net, 40), defence, battle=True, batch_size=40)
+    sources = sources_of(net, labeled(net.net, 40), defense, battle=True, batch_size=40)
     plan = make_plan(sources)
     (unit,) = [unit for unit in plan.units() if unit.attack == BATTLE]
     net.count = 0
     outcomes(plan, sources, [unit])
     assert net.count % FEW == 0
     # A backward counts as a forward: of each update, and of each step of both attacks.
-    taken = net.count * (2 if defence.startswith("dent") else 1) + FEW * 2 * BATTLE_STEPS
+    taken = net.count * (2 if defense.startswith("dent") else 1) + FEW * 2 * BATTLE_STEPS
     assert 1 / 2 <= plan.forwards(unit) / taken <= 3
 
 
-@pytest.mark.parametrize("defences", [("static",), ("dent:steps=2", "static")])
-def test_units_are_those_of_the_plan_and_of_the_run(defences: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("defenses", [("static",), ("dent:steps=2", "static")])
+def test_units_are_those_of_the_plan_and_of_the_run(defenses: tuple[str, ...]) -> None:
     net = tiny(classes=10)
-    data = labelled(net, 10)
+    data = labeled(net, 10)
     done: list[Done] = []
     asked: dict[str, Any] = {"suite": "quick", "steps": 1, "batch_size": 4, "battle": True}
-    sources = sources_of(net, data, *defences, **asked)
+    sources = sources_of(net, data, *defenses, **asked)
     plan = make_plan(sources)
     rows = estimate(plan, sources)
     evaluate(
-        {"net": net}, list(defences), data=data, eps=sources.evaluation.eps, queries=4,
+        {"net": net}, list(defenses), data=data, eps=sources.evaluation.eps, queries=4,
         on_unit=done.append, **asked,
     )  # fmt: skip
     assert sorted(one.unit.file for one in done) == sorted(unit.file for unit in plan.units())
@@ -102,12 +102,12 @@ def test_units_are_those_of_the_plan_and_of_the_run(defences: tuple[str, ...]) -
     }
     assert counted == {(row.cell, row.attack): row.units for row in rows}
     assert sum(row.units for row in rows) == len(done)
-    assert sum(row.attack == BATTLE for row in rows) == len(defences) - 1  # not of a static cell
+    assert sum(row.attack == BATTLE for row in rows) == len(defenses) - 1  # not of a static cell
 
 
 def test_asking_for_an_estimate_attacks_nothing() -> None:
     net = Counting()
-    data = labelled(net.net, 12)
+    data = labeled(net.net, 12)
     sources = sources_of(net, data, "static", suite="full", steps=None, queries=None)
     rows = estimate(make_plan(sources), sources)
     # Twice two together and two alone, once for the plan; then four forwards of the first batch.
@@ -121,9 +121,9 @@ def test_asking_for_an_estimate_attacks_nothing() -> None:
 def test_more_updates_steps_and_images_never_cost_less(suite: str) -> None:
     net = tiny(classes=10)
 
-    def plan_of(defence: str = "dent:steps=2", n: int = 8, **asked: Any) -> Plan:
+    def plan_of(defense: str = "dent:steps=2", n: int = 8, **asked: Any) -> Plan:
         settings: dict[str, Any] = {"suite": suite, "steps": 5, "queries": 5} | asked
-        return make_plan(sources_of(net, labelled(net, n), defence, **settings))
+        return make_plan(sources_of(net, labeled(net, n), defense, **settings))
 
     def forwards(plan: Plan) -> dict[str, float]:
         totals: dict[str, float] = {}

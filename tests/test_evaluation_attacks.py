@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import EPS, INDEPENDENT, labelled, outcomes, sources_of, tiny, units_of_kind
+from cells import EPS, INDEPENDENT, labeled, outcomes, sources_of, tiny, units_of_kind
 from torch import Tensor
 
 import dent
@@ -22,7 +22,7 @@ from dent.evaluation.single import attack_data
 from dent.evaluation.suites import SUITE_NOTES, attacks_on, suite_attacks
 from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, WHOLE, Unit
 
-DEFENCES = ("static", "dent:steps=2", "dent+:steps=1", INDEPENDENT)
+DEFENSES = ("static", "dent:steps=2", "dent+:steps=1", INDEPENDENT)
 
 
 def expected_count(attack: str, sizes: list[int]) -> int:
@@ -38,15 +38,15 @@ def expected_count(attack: str, sizes: list[int]) -> int:
     return total if attack == "sorted labels" else size
 
 
-@pytest.mark.parametrize("defence", DEFENCES)
+@pytest.mark.parametrize("defense", DEFENSES)
 @pytest.mark.parametrize("norm", list(EPS))
-def test_every_attack_of_every_suite_gives_an_outcome(defence: str, norm: str) -> None:
+def test_every_attack_of_every_suite_gives_an_outcome(defense: str, norm: str) -> None:
     net = tiny()
-    images, labels = labelled(net, 9)
+    images, labels = labeled(net, 9)
     done: set[str] = set()
     for suite in SUITE_NOTES if norm == "linf" else ("standard", "adaptive"):
         sources = sources_of(
-            net, (images, labels), defence, suite=suite, norm=norm, batch_size=4, steps=1, queries=3
+            net, (images, labels), defense, suite=suite, norm=norm, batch_size=4, steps=1, queries=3
         )
         plan = make_plan(sources)
         assert plan.sizes == [4, 4, 1]
@@ -106,7 +106,7 @@ def test_the_suites_are_what_the_rules_ask_for() -> None:
 def test_batches_that_are_too_small_for_a_scenario_have_no_unit(n: int, size: int) -> None:
     net = tiny()
     sources = sources_of(
-        net, labelled(net, n), "dent:steps=1", suite="adaptive", batch_size=size, steps=0
+        net, labeled(net, n), "dent:steps=1", suite="adaptive", batch_size=size, steps=0
     )
     plan = make_plan(sources)
     scenarios = {
@@ -132,7 +132,7 @@ def test_batches_that_are_too_small_for_a_scenario_have_no_unit(n: int, size: in
 def test_a_run_with_scenarios_is_complete(n: int) -> None:
     net = tiny()
     results = evaluate(
-        {"net": net}, "dent:steps=1", data=labelled(net, n), suite="adaptive", batch_size=4, steps=0
+        {"net": net}, "dent:steps=1", data=labeled(net, n), suite="adaptive", batch_size=4, steps=0
     )
     (cell,) = results.cells
     assert cell.missing == ()
@@ -144,7 +144,7 @@ def test_a_run_with_scenarios_is_complete(n: int) -> None:
 
 def test_images_that_are_there_twice_are_no_companions() -> None:
     net = tiny()
-    images, labels = labelled(net, 4)
+    images, labels = labeled(net, 4)
     images, labels = images[[0, 0, 0, 1]], labels[[0, 0, 0, 1]]
     sources = sources_of(net, (images, labels), "dent:steps=1", suite="adaptive", steps=1)
     plan = make_plan(sources)
@@ -153,12 +153,12 @@ def test_images_that_are_there_twice_are_no_companions() -> None:
     assert len(outcome.points) == 4
 
 
-@pytest.mark.parametrize("defence", DEFENCES)
-def test_without_a_radius_every_attack_leaves_natural_accuracy(defence: str) -> None:
+@pytest.mark.parametrize("defense", DEFENSES)
+def test_without_a_radius_every_attack_leaves_natural_accuracy(defense: str) -> None:
     net = tiny()
-    data, asked = labelled(net, 6, wrong=2), {"steps": 1, "queries": 2, "batch_size": 6}
+    data, asked = labeled(net, 6, wrong=2), {"steps": 1, "queries": 2, "batch_size": 6}
     for norm in ("linf", "l2"):
-        sources = sources_of(net, data, defence, suite="full", norm=norm, eps=0, **asked)
+        sources = sources_of(net, data, defense, suite="full", norm=norm, eps=0, **asked)
         plan = make_plan(sources)
         natural = outcomes(plan, sources, [unit for unit in plan.units() if unit.attack == NATURAL])
         assert 0 < sum(sum(one.correct) for one in natural.values()) < 6
@@ -167,18 +167,18 @@ def test_without_a_radius_every_attack_leaves_natural_accuracy(defence: str) -> 
             assert outcome.largest < 1e-6  # FAB's walk may end a rounding error away
 
 
-@pytest.mark.parametrize("defence", ["static", "dent:steps=1"])
-def test_the_protocol_is_the_reference_called_by_hand(defence: str) -> None:
+@pytest.mark.parametrize("defense", ["static", "dent:steps=1"])
+def test_the_protocol_is_the_reference_called_by_hand(defense: str) -> None:
     net = tiny(classes=10)
-    images, labels = labelled(net, 6)
-    sources = sources_of(net, (images, labels), defence, protocol=True, eps=0.12, suite="quick")
+    images, labels = labeled(net, 6)
+    sources = sources_of(net, (images, labels), defense, protocol=True, eps=0.12, suite="quick")
     plan = make_plan(sources)
     (unit,) = [unit for unit in plan.units() if unit.attack == PROTOCOL]
     assert unit.batch == WHOLE
     outcome = outcomes(plan, sources, [unit])[unit]
     order = torch.cat(plan.points)
     by_hand = autoattack(
-        net if defence == "static" else dent.defend(net, "dent", steps=1), images[order], labels[order],
+        net if defense == "static" else dent.defend(net, "dent", steps=1), images[order], labels[order],
         eps=0.12, engine="reference", batch_size=4, joint=False, seed=unit.seed(0), steps=2, queries=4,
     )  # fmt: skip
     assert outcome.points == tuple(order.tolist())
@@ -189,7 +189,7 @@ def test_the_protocol_is_the_reference_called_by_hand(defence: str) -> None:
 
 def test_the_protocol_runs_with_few_classes() -> None:
     net = tiny(classes=4)
-    sources = sources_of(net, labelled(net, 4), "static", protocol=True, suite="quick")
+    sources = sources_of(net, labeled(net, 4), "static", protocol=True, suite="quick")
     plan = make_plan(sources)
     outcomes(plan, sources, [unit for unit in plan.units() if unit.attack == PROTOCOL])
 
@@ -208,27 +208,27 @@ def test_a_scenario_that_leaves_the_ball_or_the_range_stops_the_run(
     short = name.partition(" (")[0]
     monkeypatch.setitem(ATTACKS, short, replace(ATTACKS[short], run=run))
     net = tiny()
-    sources = sources_of(net, labelled(net, 8), "dent:steps=1", suite="adaptive")
+    sources = sources_of(net, labeled(net, 8), "dent:steps=1", suite="adaptive")
     plan = make_plan(sources)
     (unit, *_) = [unit for unit in plan.units() if unit.attack == name]
     with pytest.raises(OutOfBallError):
         perform(Task(unit, plan.settings(unit)), sources)
 
 
-@pytest.mark.parametrize("defence", ["static", "dent:steps=1"])
+@pytest.mark.parametrize("defense", ["static", "dent:steps=1"])
 @pytest.mark.parametrize(("attack", "norm"), [("apgd-ce", "linf"), ("denying updates", "l2")])
 def test_one_attack_keeps_its_images_in_the_order_of_the_data(
-    defence: str, attack: str, norm: str, tmp_path: Path
+    defense: str, attack: str, norm: str, tmp_path: Path
 ) -> None:
     net = tiny()
-    images, labels = labelled(net, 10, wrong=2)
-    sources = sources_of(net, (images, labels), defence, norm=norm, suite="adaptive")
+    images, labels = labeled(net, 10, wrong=2)
+    sources = sources_of(net, (images, labels), defense, norm=norm, suite="adaptive")
     made = attack_data(sources, attack, {"steps": 3})
     assert torch.equal(made.labels, labels)
     distances = lengths(made.images - images, norm).flatten()  # each beside its own
     assert 0 < float(distances.max()) <= EPS[norm] + 1e-6
     assert float(distances.median()) > EPS[norm] / 4
-    deployed = net if defence == "static" else dent.defend(net, "dent", steps=1)
+    deployed = net if defense == "static" else dent.defend(net, "dent", steps=1)
     for batch in sources.batches():
         for submitted, verdicts in ((images, made.natural), (made.images, made.correct)):
             with torch.no_grad():
@@ -250,7 +250,7 @@ def test_one_attack_keeps_its_images_in_the_order_of_the_data(
 
 def test_one_attack_refuses_what_is_not_one_attack_on_one_cell() -> None:
     net = tiny()
-    data = labelled(net, 4)
+    data = labeled(net, 4)
     one = sources_of(net, data, "static")
     for name in ("mixed", "one among", "sorted labels", "poisoning", "mixed (10 %)"):
         with pytest.raises(ValueError, match="unknown attack '"):
@@ -258,10 +258,10 @@ def test_one_attack_refuses_what_is_not_one_attack_on_one_cell() -> None:
     with pytest.raises(ValueError, match="unknown attack 'apgd'; did you mean 'pgd' or 'apgd-t'"):
         attack_data(one, "apgd")
     with pytest.raises(
-        ValueError, match="lazy is for defences that make updates, and static makes none"
+        ValueError, match="lazy is for defenses that make updates, and static makes none"
     ):
         attack_data(one, "lazy")
-    with pytest.raises(ValueError, match="expected one model and one defence, got 2: net, static, linf"):
+    with pytest.raises(ValueError, match="expected one model and one defense, got 2: net, static, linf"):
         attack_data(sources_of(net, data, "static", "dent"), "pgd")
     watched: list[tuple[float, float | None, str]] = []
     attack_data(one, "pgd", {"steps": 1}, progress=lambda *at: watched.append(at))
@@ -276,7 +276,7 @@ def test_one_attack_on_a_random_model_depends_on_the_seed_alone() -> None:
             logits: Tensor = self.net(inputs)
             return logits + 2 * torch.rand_like(logits)
 
-    data = labelled(tiny(), 8)
+    data = labeled(tiny(), 8)
     made = []
     for number in range(2):
         torch.manual_seed(number)

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for: defences as text, and YAML files."""
+"""What an evaluation is asked for: defenses as text, and YAML files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import dent
 from dent.defense.settings import PRESETS, Settings
 from dent.evaluation import Evaluation, make_evaluation, read_evaluation
-from dent.evaluation.defences import as_defence, defence_text
+from dent.evaluation.defenses import as_defense, defense_text
 
 NET = tiny()
 EXAMPLE = Path(__file__).parent.parent / "examples" / "evaluate.yaml"
@@ -40,21 +40,21 @@ OVERRIDES = st.fixed_dictionaries(
 
 
 @given(preset=st.sampled_from(["dent", "dent+", "dent-nominal"]), overrides=OVERRIDES, data=st.data())
-def test_a_defence_has_one_text_that_says_all_of_it(
+def test_a_defense_has_one_text_that_says_all_of_it(
     preset: str, overrides: dict[str, Any], data: st.DataObject
 ) -> None:
     wanted = Settings(**vars(PRESETS[preset]) | overrides)
-    text = defence_text({"preset": preset, **overrides})
-    assert as_defence(NET, text).settings == wanted
-    assert defence_text(text) == text
+    text = defense_text({"preset": preset, **overrides})
+    assert as_defense(NET, text).settings == wanted
+    assert defense_text(text) == text
     order = data.draw(st.permutations(list(overrides)))
     space = data.draw(st.sampled_from(["", " "]))
     typed = f",{space}".join(f"{name}{space}={space}{overrides[name]}" for name in order)
-    assert defence_text(f"{preset}:{space}{typed}") == text
+    assert defense_text(f"{preset}:{space}{typed}") == text
     as_yaml = yaml.safe_load(yaml.safe_dump({"preset": preset, **overrides} | {
         name: list(value) for name, value in overrides.items() if isinstance(value, tuple)
     }))  # fmt: skip
-    assert defence_text(as_yaml) == text
+    assert defense_text(as_yaml) == text
     base, named = vars(PRESETS[preset]), text.partition(":")[2]
     assert all(f"{name}=" in f",{named}" for name in overrides if overrides[name] != base[name])
     assert bool(named) == any(value != base[name] for name, value in overrides.items())
@@ -75,8 +75,8 @@ def test_a_defence_has_one_text_that_says_all_of_it(
         ("tent:predict=after,continual=False", "tent:continual=False,predict=after"),
     ],
 )
-def test_one_way_to_write_a_defence(asked: str | dict[str, Any], text: str) -> None:
-    assert defence_text(asked) == text == defence_text(text)
+def test_one_way_to_write_a_defense(asked: str | dict[str, Any], text: str) -> None:
+    assert defense_text(asked) == text == defense_text(text)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ def test_one_way_to_write_a_defence(asked: str | dict[str, Any], text: str) -> N
         ("static:steps=3", "3 updates of nothing"),
         ("tent", "every batch starts from a clean state; evaluate tent:continual=False,predict=after"),
         ("dent:continual=True", "every batch starts from a clean state"),
-        ({"steps": 3}, "expected a defence with its preset, got {'steps': 3}"),
-        (5, "expected a defence such as dent.*, got 5"),
-        (None, "expected a defence such as dent.*, got None"),
+        ({"steps": 3}, "expected a defense with its preset, got {'steps': 3}"),
+        (5, "expected a defense such as dent.*, got 5"),
+        (None, "expected a defense such as dent.*, got None"),
     ],
 )
-def test_defences_that_are_none(asked: Any, message: str) -> None:
+def test_defenses_that_are_none(asked: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        defence_text(asked)
+        defense_text(asked)
     with pytest.raises(ValueError, match=r"2 wrong settings of the evaluation:\n  defenses: .*\n  n: "):
         make_evaluation(defenses=["static", asked], n=-1)
 
 
-def test_a_defence_by_text_is_the_defence() -> None:
+def test_a_defense_by_text_is_the_defense() -> None:
     net, inputs = tiny(), torch.rand(3, 3, 8, 8)
-    made, by_hand = as_defence(net, "dent:lr=0.1,steps=2"), dent.defend(net, "dent", lr=0.1, steps=2)
+    made, by_hand = as_defense(net, "dent:lr=0.1,steps=2"), dent.defend(net, "dent", lr=0.1, steps=2)
     assert torch.equal(made(inputs), by_hand(inputs))
-    assert as_defence(net, "static").settings.steps == 0
+    assert as_defense(net, "static").settings.steps == 0
 
 
 def test_the_example_loads_and_flags_override_it() -> None:
@@ -196,9 +196,9 @@ def test_every_setting_is_documented() -> None:
     assert all(one.metadata["doc"] for one in fields(Evaluation))
 
 
-def test_radii_and_defences_that_suit_the_model() -> None:
+def test_radii_and_defenses_that_suit_the_model() -> None:
     cells = Evaluation().cells()
-    assert [(cell.model, cell.defence) for cell in cells] == [
+    assert [(cell.model, cell.defense) for cell in cells] == [
         ("resnet20-at", "static"), ("resnet20-at", "dent:steps=10"), ("resnet20-at", "dent+"),
         ("resnet20-nominal", "static"), ("resnet20-nominal", "dent-nominal"),
     ]  # fmt: skip
@@ -207,8 +207,8 @@ def test_radii_and_defences_that_suit_the_model() -> None:
     }  # fmt: skip
     for norm, eps in {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}.items():
         other = make_evaluation(models="mine.pt", norm=norm).cells()
-        assert [(cell.defence, cell.eps, cell.norm) for cell in other] == [
-            (defence, eps, norm) for defence in ("static", "dent", "dent+")
+        assert [(cell.defense, cell.eps, cell.norm) for cell in other] == [
+            (defense, eps, norm) for defense in ("static", "dent", "dent+")
         ]
         (given,) = make_evaluation(models="resnet20-at", defenses="norm", norm=norm, eps=0).cells()
         assert given.eps == 0

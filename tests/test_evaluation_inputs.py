@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from cells import labelled, outcomes, sources_of, tiny, units_of_kind
+from cells import labeled, outcomes, sources_of, tiny, units_of_kind
 from nets import randomized, small
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from dent.evaluation.plan import make_plan
 
 
 def data_of(n: int = 8) -> tuple[Tensor, Tensor]:
-    return labelled(tiny(), n)
+    return labeled(tiny(), n)
 
 
 QUICKLY: dict[str, Any] = {"steps": 1, "batch_size": 4, "eps": 0.01}
@@ -34,8 +34,8 @@ def test_models_and_images_in_memory() -> None:
     arrays = evaluate(net, "static", data=(images.numpy(), labels.tolist()), **QUICKLY)  # type: ignore[arg-type]
     assert arrays.cells[0].points == alone.cells[0].points
     many = evaluate({"a": net, "b": net}, ["static", "norm"], data=(images, labels), **QUICKLY)
-    assert [(one.cell.model, one.cell.defence) for one in many.cells] == [
-        (model, defence) for model in "ab" for defence in ("static", "norm")
+    assert [(one.cell.model, one.cell.defense) for one in many.cells] == [
+        (model, defense) for model in "ab" for defense in ("static", "norm")
     ]
 
 
@@ -81,10 +81,10 @@ BAD: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("defence", ["static", "dent"])
+@pytest.mark.parametrize("defense", ["static", "dent"])
 @pytest.mark.parametrize("bad", list(BAD))
 def test_bad_input_is_refused_before_any_attack(
-    bad: str, defence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bad: str, defense: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     change, data, message = BAD[bad]
     monkeypatch.setattr("dent.evaluation.engines.perform", lambda *_: pytest.fail("something was done"))
@@ -92,7 +92,7 @@ def test_bad_input_is_refused_before_any_attack(
     net = Answers(change) if change else tiny()
     with pytest.raises(ValueError, match=message):
         evaluate(
-            {"net": net}, [defence], out=tmp_path / "run",
+            {"net": net}, [defense], out=tmp_path / "run",
             data=data(images, labels) if data else (images, labels), **QUICKLY,
         )  # fmt: skip
     assert not (tmp_path / "run" / "units").exists()
@@ -101,9 +101,9 @@ def test_bad_input_is_refused_before_any_attack(
 def test_a_model_in_training_mode_is_refused_and_stays_as_it_was() -> None:
     net = tiny().train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    for defence in ("static", "dent"):
+    for defense in ("static", "dent"):
         with pytest.raises(ValueError, match=r"training mode; call model.eval\(\)"):
-            evaluate(net, defence, data=data_of(), **QUICKLY)
+            evaluate(net, defense, data=data_of(), **QUICKLY)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
@@ -134,7 +134,7 @@ def test_a_model_that_sees_its_batch_by_itself_is_attacked_in_whole_batches(norm
     """One that says so, and one without statistics of training."""
     own = randomized(small(nn.BatchNorm2d(8, track_running_stats=False))).float()
     for net in (Together(), own):
-        sources = sources_of(net, labelled(tiny(), 10), "static", suite="standard", norm=norm)
+        sources = sources_of(net, labeled(tiny(), 10), "static", suite="standard", norm=norm)
         plan = make_plan(sources)
         assert not any(plan.chained.values())
         for unit in units_of_kind(plan, "direct"):
@@ -145,7 +145,7 @@ def test_a_model_that_sees_its_batch_by_itself_is_attacked_in_whole_batches(norm
 
 
 def test_a_model_that_sees_its_batch_is_attacked_as_a_whole_though_it_does_not_say_so() -> None:
-    class Centred(nn.Module):
+    class Centered(nn.Module):
         def forward(self, inputs: Tensor) -> Tensor:
             flat = inputs.flatten(1)[:, :4]
             return 20 * (flat - flat.mean(0))
@@ -156,7 +156,7 @@ def test_a_model_that_sees_its_batch_is_attacked_as_a_whole_though_it_does_not_s
 
     pixels = torch.rand(4, 3, 8, 8)
     data = pixels, torch.tensor([0, 1, 2, 3])
-    for net, independent in ((Centred(), False), (Plain(), True)):
+    for net, independent in ((Centered(), False), (Plain(), True)):
         sources = sources_of(net, data, "static")
         (cell,) = sources.evaluation.cells()
         assert sources.subject(cell).independent is independent

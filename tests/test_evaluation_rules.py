@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cells import EPS, INDEPENDENT, Watched, labelled, outcomes, sources_of, tiny, units_of_kind
+from cells import EPS, INDEPENDENT, Watched, labeled, outcomes, sources_of, tiny, units_of_kind
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -38,11 +38,11 @@ def test_batches_are_a_partition_by_seed_and_size(n: int, size: int, seed: int) 
 @pytest.mark.parametrize(
     ("suite", "norm"), [("standard", "linf"), ("adaptive", "linf"), ("plus", "l2"), ("rand", "linf")]
 )
-def test_a_dependent_defence_is_asked_for_whole_batches_and_scored_once_at_last(
+def test_a_dependent_defense_is_asked_for_whole_batches_and_scored_once_at_last(
     suite: str, norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = tiny()
-    images, labels = labelled(net, 10)
+    images, labels = labeled(net, 10)
     sources = sources_of(net, (images, labels), "dent:steps=1", suite=suite, norm=norm)
     plan = make_plan(sources)
     units = units_of_kind(plan, "direct", "adaptive")
@@ -82,12 +82,12 @@ def lying(change: Callable[[Tensor, Tensor], Tensor], *, says: bool) -> Callable
 
 
 @pytest.mark.parametrize("says", [True, False])
-@pytest.mark.parametrize("defence", ["static", "dent:steps=1"])
+@pytest.mark.parametrize("defense", ["static", "dent:steps=1"])
 def test_what_an_attack_says_of_itself_is_not_believed(
-    says: bool, defence: str, monkeypatch: pytest.MonkeyPatch
+    says: bool, defense: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = tiny()
-    sources = sources_of(net, labelled(net, 8, wrong=3), defence, suite="standard")
+    sources = sources_of(net, labeled(net, 8, wrong=3), defense, suite="standard")
     monkeypatch.setitem(
         ATTACKS, "apgd-ce", replace(ATTACKS["apgd-ce"], run=lying(lambda inputs, _: inputs, says=says))
     )
@@ -128,7 +128,7 @@ def test_what_leaves_the_ball_or_the_range_stops_the_run(
     norm: str, breach: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     net = tiny()
-    images, labels = labelled(net, 4)
+    images, labels = labeled(net, 4)
     images = images / 2 + 0.25
     # Where a value is at the border, a little beyond it is still in the ball.
     images[:, 0, 0, 0] = {"below 0": 0.0, "above 1": 1.0}.get(str(breach), 0.5)
@@ -163,7 +163,7 @@ def test_later_attacks_get_what_stands_where_inputs_are_independent_and_all_else
     (It need not be for attacks that keep the strongest batch whole: they weigh what they are given.)
     """
     net, watched = tiny(), Watched(monkeypatch)
-    data, worst = labelled(net, 24, wrong=3), []
+    data, worst = labeled(net, 24, wrong=3), []
     for exhaustive in (False, True):
         watched.masks.clear()
         done: list[Done] = []
@@ -181,7 +181,7 @@ def test_later_attacks_get_what_stands_where_inputs_are_independent_and_all_else
                 continue
             at = one.unit.cell, one.unit.batch
             left = standing.setdefault(at, [True] * 8)
-            dependent = one.unit.cell.defence.startswith("dent:")
+            dependent = one.unit.cell.defense.startswith("dent:")
             expected = tuple([True] * 8 if exhaustive or dependent else left)
             if one.unit.attack == NATURAL:
                 expected = (True,) * 8
@@ -216,7 +216,7 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize("net", [tiny(), Noisy()], ids=["plain", "random"])
 def test_an_outcome_depends_on_seed_cell_batch_and_attack_alone(net: nn.Module) -> None:
-    data, asked = labelled(tiny(), 6, wrong=1), ("static", "dent:steps=1")
+    data, asked = labeled(tiny(), 6, wrong=1), ("static", "dent:steps=1")
     settings: dict[str, Any] = {"suite": "quick", "batch_size": 3, "steps": 1}
     plan = make_plan(sources_of(net, data, *asked, **settings))
     units = list(plan.units())

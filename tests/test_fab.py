@@ -310,15 +310,17 @@ def test_a_forward_that_did_not_cross_serves_for_the_next_step(crossing: int) ->
 def test_a_joint_batch_is_scored_as_it_is_submitted(small: Task, name: str) -> None:
     net, inputs, _ = small
 
-    def centred(points: Tensor) -> Tensor:
+    def centered(points: Tensor) -> Tensor:
         assert len(points) == 8
         assert torch.equal(points[5], inputs[5])
         logits: Tensor = net(points - points.mean(0, keepdim=True))
         return logits
 
-    labels, mask = centred(inputs).argmax(1), torch.arange(8) != 5
-    result = ATTACKS[name](centred, inputs, labels, eps=0.2, steps=15, restarts=2, joint=True, mask=mask)
-    assert torch.equal(result.logits, centred(result.inputs))
+    labels, mask = centered(inputs).argmax(1), torch.arange(8) != 5
+    result = ATTACKS[name](
+        centered, inputs, labels, eps=0.2, steps=15, restarts=2, joint=True, mask=mask
+    )
+    assert torch.equal(result.logits, centered(result.inputs))
     assert torch.equal(result.success, result.logits.argmax(1) != labels)
     assert result.success[mask].sum() >= 5
     assert lengths(result.inputs - inputs, "linf").max() <= 0.2 + 1e-9

@@ -35,7 +35,7 @@ def one_bright() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("defence", "gradients", "first"),
+    ("defense", "gradients", "first"),
     [
         ("static", True, "apgd-ce"),
         ("static", False, "natural"),
@@ -43,7 +43,7 @@ def one_bright() -> tuple[Tensor, Tensor]:
     ],
 )
 def test_a_unit_that_fails_is_done_again_and_no_other(
-    tmp_path: Path, defence: str, gradients: bool, first: str
+    tmp_path: Path, defense: str, gradients: bool, first: str
 ) -> None:
     fault, seen = tmp_path / "fault", list[Done]()
 
@@ -56,7 +56,7 @@ def test_a_unit_that_fails_is_done_again_and_no_other(
         seen.clear()
         return evaluate(
             {"net": Faulty(fault, gradients)}, data=one_bright(), out=tmp_path / name, on_unit=mend,
-            **SHORT | {"defenses": defence},
+            **SHORT | {"defenses": defense},
         )  # fmt: skip
 
     unbroken = run("unbroken")
@@ -78,7 +78,7 @@ def test_a_unit_that_fails_is_done_again_and_no_other(
     assert [(done.unit, bool(done.error)) for done in seen] == [(failed.unit, False)]
     mended, whole = kept(tmp_path / "broken"), kept(tmp_path / "unbroken")
     assert mended.keys() == whole.keys()  # there is no error left
-    if defence == "static":
+    if defense == "static":
         check_chain(
             mended, whole, [unit for unit in units if unit.batch == failed.unit.batch], failed.unit
         )

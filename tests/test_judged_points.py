@@ -123,7 +123,7 @@ def recounted(folder: Path) -> dict[Cell, dict[str, Points]]:
         cell, attack = Cell(**content["unit"]["cell"]), content["unit"]["attack"]
         files.setdefault(cell, {}).setdefault(attack, []).append(content["outcome"])
     cells = {
-        Cell(*(row[key] for key in ("model", "defence", "eps", "norm"))): row for row in plan["cells"]
+        Cell(*(row[key] for key in ("model", "defense", "eps", "norm"))): row for row in plan["cells"]
     }
     return {cell: recounted_cell(row, files.get(cell, {})) for cell, row in cells.items()}
 

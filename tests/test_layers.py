@@ -66,7 +66,7 @@ def reference(net: nn.Module, inputs: Tensor, steps: int) -> nn.Module:
 def test_every_layer_batch_wise_and_sample_wise(name: str, train_mode: bool, images: Tensor) -> None:
     net = randomized(MODELS[name]())
     static = net(images).detach()
-    net.train(train_mode)  # a defence evaluates, whatever the mode: no dropout, statistics of training
+    net.train(train_mode)  # a defense evaluates, whatever the mode: no dropout, statistics of training
     batch = dent.defend(net, "dent", steps=3, lr=0.01, reduction="sum")
     with torch.no_grad():  # where torch's transformer would take its fast path
         got = batch(images)

@@ -201,7 +201,7 @@ def test_normalization_that_is_refused(mean: Any, std: Any, message: str) -> Non
         Normalized(nn.Identity(), mean, std)
 
 
-def test_gray_images_do_not_become_colour_ones() -> None:
+def test_gray_images_do_not_become_color_ones() -> None:
     with pytest.raises(ValueError, match="expected 3 channels"):
         build("resnet20")(torch.rand(2, 1, 32, 32))
     with pytest.raises(ValueError, match="both mean and std"):

@@ -121,19 +121,19 @@ def test_counts_that_cannot_be_are_refused() -> None:
 # Two runs
 
 
-def run(*defences: str, seed: int = 0, **about: Any) -> Results:
+def run(*defenses: str, seed: int = 0, **about: Any) -> Results:
     rng, made = np.random.default_rng(seed), []
-    for defence in defences:
+    for defense in defenses:
         natural = rng.random(40) < 0.8
         survives = {NATURAL: natural, "apgd-ce": natural & (rng.random(40) < 0.6)}
-        made.append(MadeUp(cut(40, 10), survives, Cell("net", defence, 0.7, "l2")))
+        made.append(MadeUp(cut(40, 10), survives, Cell("net", defense, 0.7, "l2")))
     return summary(*made, **about)
 
 
 def test_equal_cells_are_paired_point_by_point() -> None:
     first, second = run("static", "dent+", seed=0), run("dent", "dent+", seed=1)
     rows = compare(first, second)
-    assert [(row.first.defence, row.second.defence, row.what) for row in rows] == [
+    assert [(row.first.defense, row.second.defense, row.what) for row in rows] == [
         ("dent+", "dent+", "natural"),
         ("dent+", "dent+", "worst case"),
     ]
@@ -148,7 +148,7 @@ def test_the_only_cells_of_a_model_and_ball_are_paired() -> None:
     rows = compare(run("static"), run("dent+"))
     assert (
         rows[1].to_json().items()
-        >= {"first_defence": "static", "second_defence": "dent+", "n": 40}.items()
+        >= {"first_defense": "static", "second_defense": "dent+", "n": 40}.items()
     )
     first, second = run("static"), run("dent", "dent+")
     with pytest.raises(ValueError, match="a cell in common") as caught:

@@ -169,7 +169,7 @@ def test_published_numbers_are_compared_as_they_are() -> None:
         assert judge(series, made).published_verdict == expected
 
 
-def test_a_judgement_as_json() -> None:
+def test_a_judgment_as_json() -> None:
     found = judge(claim(MORE, more=", note: hm"), measured(a=Made(share(7, 9)), b=Made(share(3, 9))))
     assert found.to_json() == {
         "text": "dent helps",

@@ -29,7 +29,7 @@ ATTACKS = ("apgd-ce", "square", "denying updates", "mixed (50 %)")
 
 @st.composite
 def founds(draw: st.DrawFn) -> Found:
-    """Any: each judgement of points of its own, in an order of its own."""
+    """Any: each judgment of points of its own, in an order of its own."""
     names = draw(st.lists(st.sampled_from(["natural", *ATTACKS, "protocol"]), unique=True))
     points = st.lists(st.integers(0, 10_000), unique=True, max_size=6)
     usual = draw(points)

@@ -16,7 +16,7 @@ from dent.attacks.autoattack import VERSIONS
 from dent.data import DATA, PREPROCESSING, open_data
 from dent.defense.settings import Settings, make_settings
 from dent.evaluation.attacks import kind_of
-from dent.evaluation.defences import defence_text
+from dent.evaluation.defenses import defense_text
 from dent.evaluation.plan import Plan
 from dent.evaluation.suites import ADAPTIVE, attack_text, attacks_on, chosen_attacks
 from dent.evaluation.texts import split_text
@@ -36,8 +36,8 @@ PER_SECOND = 1500  # images through a static ResNet-20
 ASK = Ask("madry-26-4", "dent:statistics=test,steps=10", "linf", 8 / 255, "autoattack")
 
 
-def settings(defence: str) -> Settings:
-    preset, overrides = split_text(defence, "dent")
+def settings(defense: str) -> Settings:
+    preset, overrides = split_text(defense, "dent")
     return make_settings(preset, **overrides)
 
 
@@ -51,7 +51,7 @@ def works(table: str, scale: Scale) -> set[Work]:
 
 def forwards(work: Work) -> float:
     """Images through the static model, as a run plans it; ResNet-50 in forwards of ResNet-20."""
-    cell, chosen = Cell(work.model, work.defence, work.eps, work.norm), settings(work.defence)
+    cell, chosen = Cell(work.model, work.defense, work.eps, work.norm), settings(work.defense)
     attacks = attacks_on(chosen, suite=chosen_attacks(work.attacks), independent=chosen.independent)
     assert work.n is not None
     plan = Plan({cell: attacks}, {cell: chosen.steps}, {cell: False}, work.n, work.batch_size, 0)
@@ -76,7 +76,7 @@ def test_smoke_is_a_handful() -> None:
     everything = {work for name in TABLES for work in works(name, SCALES["smoke"])}
     assert len(everything) <= 60
     assert sum(map(forwards, everything)) < 20_000
-    assert max(settings(work.defence).steps for work in everything) == 1
+    assert max(settings(work.defense).steps for work in everything) == 1
     assert {work.n for work in everything} == {4}
     assert {work.batch_size for work in everything} == {1, 2, 4}
 
@@ -90,7 +90,7 @@ def test_every_number_has_its_work(name: str) -> None:
     for table in TABLES.values():
         for number in table.references().values():
             work = resolve(number.ask, scale, table.name)
-            assert defence_text(work.defence) == work.defence
+            assert defense_text(work.defense) == work.defense
             assert tuple(map(attack_text, work.attacks)) == work.attacks
             names = list(chosen_attacks(work.attacks))
             if number.ask.measure not in MEASURES:
@@ -262,7 +262,7 @@ def test_caps_and_sizes(tmp_path: Path) -> None:
     scale = read(tmp_path, content)
     ask = replace(ASK, attack="apgd-ce", attack_steps=7)
     work = resolve(ask, scale, "table-1")
-    assert work.defence == "dent:statistics=test,steps=3"
+    assert work.defense == "dent:statistics=test,steps=3"
     assert work.attacks == ("apgd-ce:restarts=2,steps=5", "fpa:rounds=2,steps=3")
     assert resolve(replace(ask, attack_steps=2), scale, "table-1").attacks[0] == (
         "apgd-ce:restarts=2,steps=2"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from dent.defense.settings import Settings, make_settings
-from dent.evaluation.defences import defence_text
+from dent.evaluation.defenses import defense_text
 from dent.evaluation.texts import split_text
 from dent.paper.tables import FOLDER, Ask, Number, Table, find_number, find_table, read_table, tables
 
@@ -76,7 +76,7 @@ def ours(table: Table) -> list[tuple[Number, ...]]:
 
 
 def settings(ask: Ask) -> Settings:
-    preset, overrides = split_text(ask.defence, "dent")
+    preset, overrides = split_text(ask.defense, "dent")
     return make_settings(preset, **overrides)
 
 
@@ -187,7 +187,7 @@ def test_same_cells_have_the_same_published_number() -> None:
             if number.published is not None:
                 published[number.ask][reference] = number.published
     differ = {
-        (ask.model, ask.defence, ask.measure): set(found.values())
+        (ask.model, ask.defense, ask.measure): set(found.values())
         for ask, found in published.items()
         if len(set(found.values())) > 1
     }
@@ -250,9 +250,9 @@ def test_references_are_of_one_number_each(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_defences_are_written_in_one_way(name: str) -> None:
+def test_defenses_are_written_in_one_way(name: str) -> None:
     for number in TABLES[name].references().values():
-        assert defence_text(number.ask.defence) == number.ask.defence
+        assert defense_text(number.ask.defense) == number.ask.defense
 
 
 def test_tables_are_found_by_name_and_label() -> None:
@@ -278,9 +278,9 @@ def example() -> dict[str, Any]:
         "parts": [
             {
                 "title": "dent",
-                "cell": {"defence": "dent", "settings": {"statistics": "test"}},
+                "cell": {"defense": "dent", "settings": {"statistics": "test"}},
                 "columns": [
-                    {"title": "0", "defence": "static"},
+                    {"title": "0", "defense": "static"},
                     {"title": "5", "settings": {"steps": 5}},
                 ],
                 "rows": [{"title": "one", "model": "net", "published": [1.5, None]}],
@@ -299,7 +299,7 @@ def test_levels_are_merged(tmp_path: Path) -> None:
     content = example()
     (((static, dent),),) = (part.numbers for part in read(tmp_path, content).parts)
     assert static.ask == Ask("net", "static", "linf", 8 / 255, "autoattack")
-    assert dent.ask == replace(static.ask, defence="dent:statistics=test,steps=5")
+    assert dent.ask == replace(static.ask, defense="dent:statistics=test,steps=5")
     assert (static.published, dent.published) == (1.5, None)
     content["parts"][0]["columns"][1] |= {"ball": "l2 0.5", "batch_size": 4, "minus": "dent:steps=30"}
     content["parts"][0]["rows"][0] |= {"settings": {"statistics": "train", "steps": 7}}
@@ -327,7 +327,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*ROW, "measure"), "apgd-cee", "row one, column 0: unknown attack 'apgd-cee'; did you mean"),
     ((*ROW, "batch_size"), 0, "row one, column 0: expected batch_size as an integer >= 1, got 0"),
     ((*COLUMN, "settings"), {"step": 1}, "row one, column 5: unknown settings: step"),
-    ((*COLUMN, "defence"), "dentt", "row one, column 5: unknown preset 'dentt'"),
+    ((*COLUMN, "defense"), "dentt", "row one, column 5: unknown preset 'dentt'"),
     ((*COLUMN, "title"), "0", "part dent: expected columns with titles of their own, got 0 twice"),
 ]
 

@@ -189,4 +189,4 @@ def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
     found = gather(SMOKE, tmp_path / "none")
     assert (found.found, found.begun(), found.troubles) == ({}, [], {})
     assert not (tmp_path / "none").exists()
-    assert {one.verdict for one in found.judgements()} == {"cannot be told"}
+    assert {one.verdict for one in found.judgments()} == {"cannot be told"}

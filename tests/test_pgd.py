@@ -92,8 +92,8 @@ def test_the_projection_to_l1_is_the_nearest_point() -> None:
     inputs = torch.rand(12, 1, 2, 3, generator=generator, dtype=torch.double)
     points = inputs + 0.5 * torch.randn(12, 1, 2, 3, generator=generator, dtype=torch.double)
     projected = project(points, inputs, eps=0.6, norm="l1")
-    for point, centre, ours in zip(points, inputs, projected, strict=True):
-        x, y = centre.flatten().numpy(), point.flatten().numpy()
+    for point, center, ours in zip(points, inputs, projected, strict=True):
+        x, y = center.flatten().numpy(), point.flatten().numpy()
 
         # With the difference as its positive and its negative part, all is smooth.
         def distance(parts: Any, x: Any = x, y: Any = y) -> float:

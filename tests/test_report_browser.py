@@ -73,7 +73,7 @@ def test_plots_are_drawn(opened: Open) -> None:
     page = opened()
     assert page.locator(".plot").count() == 4
     bars = page.locator(".plot").first.locator(".mark-rect path")
-    assert bars.count() == 15  # three defences with natural, three attacks and worst case
+    assert bars.count() == 15  # three defenses with natural, three attacks and worst case
     texts = page.locator(".plot").first.locator(".mark-text text").all_text_contents()
     assert {"78.1", "63.3", "38.3", "denying updates", "dent+"} <= set(texts)
     for plot in page.locator(".plot").all():
@@ -98,7 +98,7 @@ def test_marks_tell_n_and_interval_and_the_legend_picks(opened: Open) -> None:
     assert set(opacities()) == {"0.9"}
     plot.locator(".role-legend-label text", has_text="adaptive").click()
     eventually(page, "document.querySelectorAll(\".plot path[opacity='0.12']\").length > 0")
-    assert opacities().count("0.9") == 6  # two adaptive attacks on three defences
+    assert opacities().count("0.9") == 6  # two adaptive attacks on three defenses
 
 
 def test_a_click_on_a_heading_sorts(opened: Open) -> None:
@@ -291,7 +291,7 @@ def test_empty_and_failed_runs_open(opened: Open, tmp_path: Path) -> None:
         assert page.locator(".alert").count() == (name != "empty")
 
 
-def test_paper_has_the_light_colours_and_no_controls(opened: Open) -> None:
+def test_paper_has_the_light_colors_and_no_controls(opened: Open) -> None:
     page = opened(color_scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert ground(page) == "rgb(255, 255, 255)"

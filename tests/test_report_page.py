@@ -81,7 +81,7 @@ def test_the_main_table_is_first_and_has_every_number() -> None:
     assert isinstance(evaluation_page(results).blocks[0], Table)
     rows = Elements(report_html(results)).rows
     assert rows[0] == [
-        "defence", "natural", "claimed", "worst case", "gap", "vs static", "cost", "submitted",
+        "defense", "natural", "claimed", "worst case", "gap", "vs static", "cost", "submitted",
     ]  # fmt: skip
     plus = next(row for row in rows if row[0] == "dent+")
     assert plus[1:] == [
@@ -111,7 +111,7 @@ def hostile(results: Results, name: str) -> Results:
         alone = None if one.alone is None else {f"{name} {k}": count for k, count in one.alone.items()}
         finding = {"name": name, "message": name, "figures": {name: 1.0}}
         battle = one.battle and one.battle | {"classes": [name] * 10, "attack": name, "norm": name}
-        cell = replace(one.cell, model=name + one.cell.model, defence=name + one.cell.defence)
+        cell = replace(one.cell, model=name + one.cell.model, defense=name + one.cell.defense)
         cells.append(
             replace(
                 one, cell=cell, attacks=attacks, kinds=kinds, alone=alone, battle=battle,

@@ -78,20 +78,18 @@ def test_the_page_has_every_number(full: Reproduction, page: Page) -> None:
 
 
 def test_the_summary_counts_the_claims(full: Reproduction, page: Page) -> None:
-    judgements = full.judgements()
-    counts = {
-        word: sum(one.verdict == word for one in judgements) for word in ("holds", "does not hold")
-    }
-    assert f"Of {len(judgements)} claims" in page.lead[0]
+    judgments = full.judgments()
+    counts = {word: sum(one.verdict == word for one in judgments) for word in ("holds", "does not hold")}
+    assert f"Of {len(judgments)} claims" in page.lead[0]
     assert f"{counts['holds']} hold, {counts['does not hold']} do not" in page.lead[0]
     assert "worst case" in page.lead[1]
-    assert list(page.lead[:2]) == summary(judgements)
+    assert list(page.lead[:2]) == summary(judgments)
 
 
-def test_claims_come_first_with_a_word_and_a_colour(page: Page, full: Reproduction) -> None:
+def test_claims_come_first_with_a_word_and_a_color(page: Page, full: Reproduction) -> None:
     table = page.blocks[0]
     assert isinstance(table, Table)
-    for row, one in zip(table.groups[0].rows, full.judgements(), strict=True):
+    for row, one in zip(table.groups[0].rows, full.judgments(), strict=True):
         said = [value for value in row if not isinstance(value, str)]
         assert said[0].text == one.claim.text
         assert [value.text for value in said[1:]] == [
@@ -101,7 +99,7 @@ def test_claims_come_first_with_a_word_and_a_colour(page: Page, full: Reproducti
             assert value.tone == {"holds": "good", "does not hold": "bad"}.get(value.text, "")
     behind = page.blocks[1]
     assert isinstance(behind, Text)
-    assert len(behind.items) == len(claim_rows(full.judgements()))
+    assert len(behind.items) == len(claim_rows(full.judgments()))
 
 
 def test_a_curve_is_the_numbers_that_were_measured(full: Reproduction, page: Page) -> None:
@@ -153,9 +151,9 @@ def test_rows_that_are_one_measurement_are_one_line(page: Page) -> None:
         "all rows, here", "all rows, worst case",
         "carmon2019, published", "wong2020, published", "ding2020, published",
     ]  # fmt: skip
-    colours = plot.spec["layer"][0]["encoding"]["color"]["scale"]
-    assert colours["domain"] == names
-    by_name = dict(zip(names, colours["range"], strict=True))
+    colors = plot.spec["layer"][0]["encoding"]["color"]["scale"]
+    assert colors["domain"] == names
+    by_name = dict(zip(names, colors["range"], strict=True))
     assert by_name["all rows, here"] == by_name["carmon2019, published"]
     assert len({by_name[f"{row}, published"] for row in ("carmon2019", "wong2020", "ding2020")}) == 3
 
@@ -191,7 +189,7 @@ def test_axes_name_the_places_of_the_columns(page: Page, title: str, labels: lis
 def test_the_battle_is_named_by_its_cell(page: Page) -> None:
     (battle,) = [block for block in page.blocks if isinstance(block, Battle)]
     assert battle.records[0].name.startswith("resnet20-at, dent:statistics=test,steps=10, linf 8/255")
-    assert battle.records[0].defence == "dent:statistics=test,steps=10"
+    assert battle.records[0].defense == "dent:statistics=test,steps=10"
 
 
 # In a browser
@@ -231,7 +229,7 @@ def test_the_page_in_a_browser(full: Reproduction, tmp_path: Path) -> None:
         head.locator("button").click()
         assert head.get_attribute("aria-sort") == "ascending"
         verdicts = table.locator("tbody tr td:nth-child(2)").all_text_contents()
-        assert verdicts == sorted(one.verdict for one in full.judgements())
+        assert verdicts == sorted(one.verdict for one in full.judgments())
         assert shown.locator(".battle .side").count() == 2
 
         shown.set_viewport_size({"width": 360, "height": 740})

@@ -95,13 +95,13 @@ def test_tables_are_well_formed(full: Reproduction, name: str) -> None:
 
 
 def test_every_claim_has_its_verdicts(full: Reproduction, markdown: str) -> None:
-    judgements = full.judgements()
+    judgments = full.judgments()
     claims = [cells(line) for line in list(rows_of(markdown))[-1][2:]]
-    assert [claim[0] for claim in claims] == [one.claim.text for one in judgements]
+    assert [claim[0] for claim in claims] == [one.claim.text for one in judgments]
     shown = {"holds here", "does not hold here", "cannot be told at this n"}
     assert {claim[3] for claim in claims} <= shown
     assert {claim[4] for claim in claims} <= shown | {NOTHING}
-    for claim, one in zip(claims, judgements, strict=True):
+    for claim, one in zip(claims, judgments, strict=True):
         assert claim[3].startswith(one.verdict)
         assert claim[4].startswith(one.worst_verdict or NOTHING)
 

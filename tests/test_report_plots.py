@@ -1,4 +1,4 @@
-"""Plots: their data are the scores, their colours can be told apart, and papers can have them."""
+"""Plots: their data are the scores, their colors can be told apart, and papers can have them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_attack_bars_have_the_scores_and_so_has_their_table() -> None:
         if not row["heading"]
     }
     expected = {
-        (cell.cell.defence, name): (score, kind)
+        (cell.cell.defense, name): (score, kind)
         for cell in results.cells[:3]
         for name, score, kind in [
             ("natural", cell.natural, "natural"),
@@ -48,7 +48,7 @@ def test_attack_bars_have_the_scores_and_so_has_their_table() -> None:
     assert len(plot.numbers.groups[0].rows) == len(expected)
 
 
-def test_claims_and_gains_are_drawn_for_every_defence() -> None:
+def test_claims_and_gains_are_drawn_for_every_defense() -> None:
     results = demo()
     shown = plots_of(results)
     falls = {
@@ -56,7 +56,7 @@ def test_claims_and_gains_are_drawn_for_every_defence() -> None:
         for row in shown["Natural and robust accuracy"].spec["data"]["values"]
     }
     assert falls == {
-        (one.cell.model, one.cell.defence): (
+        (one.cell.model, one.cell.defense): (
             one.natural.percent, one.claimed.percent if one.claimed else None, one.worst.percent,
         )
         for one in results.cells
@@ -107,14 +107,14 @@ def test_curves_take_any_names_and_leave_out_what_is_missing() -> None:
     assert all("type" not in layer["encoding"]["x"]["scale"] for layer in few["layer"])
 
 
-def linear(colour: str) -> NDArray[np.float64]:
-    shares = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+def linear(color: str) -> NDArray[np.float64]:
+    shares = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
 
 
 def contrast(one: str, other: str) -> float:
     """As WCAG 2 has it."""
-    lights = [float(linear(colour) @ [0.2126, 0.7152, 0.0722]) + 0.05 for colour in (one, other)]
+    lights = [float(linear(color) @ [0.2126, 0.7152, 0.0722]) + 0.05 for color in (one, other)]
     return max(lights) / min(lights)
 
 
@@ -137,20 +137,20 @@ SEEN_BY = {
 }  # fmt: skip
 
 
-def test_colours_stand_out_from_both_grounds() -> None:
+def test_colors_stand_out_from_both_grounds() -> None:
     css = theme("theme.css")
     pairs = dict(re.findall(r"--([\w-]+): light-dark\(((?:#\w+, ){1}#\w+)\)", css))
     grounds = pairs["ground"].split(", ")
-    for colour, ground in itertools.product(PALETTE, grounds):
-        assert contrast(colour, ground) >= 3, (colour, ground)  # WCAG: graphics
+    for color, ground in itertools.product(PALETTE, grounds):
+        assert contrast(color, ground) >= 3, (color, ground)  # WCAG: graphics
     for name in ("ink", "quiet", "accent", "wrong"):
         for text, ground in zip(pairs[name].split(", "), grounds, strict=True):
             assert contrast(text, ground) >= 4.5, (name, ground)  # WCAG: text
 
 
 @pytest.mark.parametrize("who", SEEN_BY)
-def test_colours_can_be_told_apart_by(who: str) -> None:
-    seen = [lab(np.clip(SEEN_BY[who] @ linear(colour), 0, 1)) for colour in PALETTE]
+def test_colors_can_be_told_apart_by(who: str) -> None:
+    seen = [lab(np.clip(SEEN_BY[who] @ linear(color), 0, 1)) for color in PALETTE]
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 15
 
 

@@ -1,4 +1,4 @@
-"""Tables of results: every number is where its header is, in text, Markdown, CSV and colour."""
+"""Tables of results: every number is where its header is, in text, Markdown, CSV and color."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def fields(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())
 
 
-def row_of(defence: str, lines: list[str]) -> list[str]:
-    (line,) = [line for line in lines if line.startswith(f"  {defence} ")]
+def row_of(defense: str, lines: list[str]) -> list[str]:
+    (line,) = [line for line in lines if line.startswith(f"  {defense} ")]
     return fields(line)
 
 
@@ -43,7 +43,7 @@ def test_the_main_table() -> None:
     lines = part(results, "Accuracy in %")
     assert lines[1].split() == ["95", "%"]
     assert fields(lines[2]) == [
-        "defence", "natural", "claimed", "worst case", "interval", "submitted", "gap", "vs static",
+        "defense", "natural", "claimed", "worst case", "interval", "submitted", "gap", "vs static",
         "cost",
     ]  # fmt: skip
     assert lines[3] == "net-a, linf 8/255, n = 200"
@@ -63,9 +63,9 @@ def test_the_main_table() -> None:
 def test_columns_end_where_their_header_ends() -> None:
     for section in sections(example()):
         lines = section_text(section).splitlines()
-        header = next(line for line in lines if line.startswith("defence"))
-        ends = {match.end() for match in re.finditer(r"\S+( \S+)*", header)} - {len("defence")}
-        labels = {label for group in section.groups for row in group.rows for label in [row["defence"]]}
+        header = next(line for line in lines if line.startswith("defense"))
+        ends = {match.end() for match in re.finditer(r"\S+( \S+)*", header)} - {len("defense")}
+        labels = {label for group in section.groups for row in group.rows for label in [row["defense"]]}
         shown = [line for line in lines if line.startswith("  ") and fields(line)[0] in labels]
         assert len(shown) == sum(len(group.rows) for group in section.groups)
         for line in shown:
@@ -92,7 +92,7 @@ def test_attacks_in_order_and_chains_marked() -> None:
     results = example()
     lines = part(results, UNDER_EACH)
     header = fields(lines[2])
-    assert header == ["defence", "apgd-ce", "square", "direct", "denying", "fpa"]
+    assert header == ["defense", "apgd-ce", "square", "direct", "denying", "fpa"]
     static, dent = results.cells[:2]
     expected = [*dent.attacks.values()]
     expected.insert(2, dent.direct)
@@ -109,7 +109,7 @@ def test_attacks_are_in_the_order_of_the_cell_that_has_most() -> None:
     most = dict.fromkeys([NATURAL, "apgd-ce", "denying", "fpa"], bits)
     results = summary(few, MadeUp(cut(4, 4), most, Cell("net", "dent", 8 / 255, "linf")))
     (group,) = section(results, UNDER_EACH).groups
-    assert [list(row) for row in group.rows] == [["defence", "apgd-ce", "denying", "fpa"]] * 2
+    assert [list(row) for row in group.rows] == [["defense", "apgd-ce", "denying", "fpa"]] * 2
     assert row_of("dent+", part(results, UNDER_EACH))[2] == "-"
 
 
@@ -131,7 +131,7 @@ def test_scenarios_have_their_own_n() -> None:
 
 def test_best_and_worst_are_of_a_model_in_a_ball() -> None:
     made = []
-    for defence, eps, count in [
+    for defense, eps, count in [
         ("static", 1, 5),
         ("a", 1, 7),
         ("b", 1, 6),
@@ -139,7 +139,7 @@ def test_best_and_worst_are_of_a_model_in_a_ball() -> None:
         ("static", 2, 1),
     ]:
         bits = {NATURAL: np.arange(10) < 9, "apgd-ce": np.arange(10) < count}
-        made.append(MadeUp(cut(10, 5), bits, Cell("net", defence, eps, "l2")))
+        made.append(MadeUp(cut(10, 5), bits, Cell("net", defense, eps, "l2")))
     results = summary(*made)
     assert [marks(results).get(one.cell, "") for one in results.cells] == [
         "worst",
@@ -181,8 +181,8 @@ def test_missing_units_are_told_but_not_all() -> None:
 
 def test_findings_are_told_once_with_their_cells() -> None:
     lines = " ".join(text(example()).splitlines())
-    assert lines.count("randomised: the same inputs differ") == 1
-    where = re.search(r"randomised: the same inputs differ \[(.*?)\]", " ".join(lines.split()))
+    assert lines.count("randomized: the same inputs differ") == 1
+    where = re.search(r"randomized: the same inputs differ \[(.*?)\]", " ".join(lines.split()))
     assert where is not None
     cells = ["net-a, dent:steps=10", "net-a, dent+", "net-b, dent+"]
     assert where[1] == "; ".join(f"{cell}, linf 8/255 (largest 0.5)" for cell in cells)
@@ -206,7 +206,7 @@ def test_every_cell_has_every_attack() -> None:
     ]
     rows = [row for group in groups for row in group.rows]
     for row, cell in zip(rows, results.cells, strict=True):
-        assert row["defence"].rstrip("*") == cell.cell.defence
+        assert row["defense"].rstrip("*") == cell.cell.defense
         assert row["all direct"] == f"{cell.direct.percent:.1f}"
         assert {name: row[name] for name in cell.attacks} == {
             name: f"{one.percent:.1f}" for name, one in cell.attacks.items()
@@ -293,9 +293,9 @@ def test_the_terminal_shows_the_same_text(
     shown = capsys.readouterr().out
     plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
     assert plain.strip() == text(complete, 70)
-    coloured = dict(re.findall(r"\x1b\[1;(3[12])m ((?:best|worst) [\d.]+)\x1b", shown))
+    colored = dict(re.findall(r"\x1b\[1;(3[12])m ((?:best|worst) [\d.]+)\x1b", shown))
     found = [row["worst case"] for row in sections(complete)[0].groups[0].rows]
-    assert coloured == {
+    assert colored == {
         "32": next(one for one in found if one.startswith("best")),
         "31": next(one for one in found if one.startswith("worst")),
     }

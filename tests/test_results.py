@@ -58,7 +58,7 @@ def test_json_has_everything_with_n_and_interval() -> None:
     assert content["complete"] is True
     assert content["about"]["data"] == "digits"
     for row, cell in zip(content["cells"], results.cells, strict=True):
-        assert [row[key] for key in ("model", "defence", "eps", "norm")] == [*vars(cell.cell).values()][
+        assert [row[key] for key in ("model", "defense", "eps", "norm")] == [*vars(cell.cell).values()][
             :4
         ]
         for name in SCORES:
@@ -121,7 +121,7 @@ def test_a_data_frame_has_a_row_for_every_score(monkeypatch: pytest.MonkeyPatch)
     assert made["columns"] == list(LONG)
     assert len(rows) == sum(len(dict(cell.scores())) for cell in results.cells)
     assert {tuple(row) for row in rows} == {LONG}
-    found = [row for row in rows if row["what"] == "worst case" and row["defence"] == "static"]
+    found = [row for row in rows if row["what"] == "worst case" and row["defense"] == "static"]
     assert [(row["n"], row["percent"]) for row in found] == [(200, results.cells[0].worst.percent)]
 
 
@@ -147,10 +147,10 @@ def test_csv_can_be_read_back() -> None:
     expected = [(cell.cell, what, score) for cell in results.cells for what, score in cell.scores()]
     assert len(read) == len(expected)
     for row, (cell, what, score) in zip(read, expected, strict=True):
-        assert Cell(row["model"], row["defence"], float(row["eps"]), row["norm"]) == cell
+        assert Cell(row["model"], row["defense"], float(row["eps"]), row["norm"]) == cell
         assert (row["what"], Score(int(row["correct"]), int(row["n"]))) == (what, score)
         assert float(row["percent"]) == score.percent
-    dent = [row["what"] for row in read if row["defence"] == "dent+"]
+    dent = [row["what"] for row in read if row["defense"] == "dent+"]
     assert dent[: len(dent) // 2] == [
         "natural", "apgd-ce", "square", "denying", "fpa", "mixed (50 %)",
         "paper's protocol", "without adaptive", "worst case", "submitted worst case",

@@ -130,7 +130,7 @@ def test_a_deadline_ends_the_work_too() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            ended.append("cancelled")
+            ended.append("canceled")
             raise
         raise AssertionError
 
@@ -138,7 +138,7 @@ def test_a_deadline_ends_the_work_too() -> None:
     response = ask(made, json=IMAGE)
     assert response.status_code == 504
     assert response.json() == {"detail": "expected an answer within 0.2 s, got none"}
-    assert ended == ["cancelled"]
+    assert ended == ["canceled"]
     assert metric(made, "dent_requests_open") == 1  # only the one that asks this
     assert metric(made, "dent_rejected_total", status="504") == 1
 

@@ -13,7 +13,7 @@ from nets import small
 from torch import Tensor, nn
 
 from dent.defense import Dent, defend
-from dent.evaluation.defences import as_defence
+from dent.evaluation.defenses import as_defense
 from dent.serving.answers import Answer, Failed
 from dent.serving.batches import Answered, Batches, Gate, Item, Together
 from dent.serving.replica import Replica, answer_groups
@@ -65,7 +65,7 @@ class Collecting:
 
 
 class Extreme(nn.Module):
-    """A network that no image of a single colour can be given."""
+    """A network that no image of a single color can be given."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Extreme(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         if bool((inputs.flatten(1).std(1) == 0).any()):
-            raise RuntimeError("one colour")
+            raise RuntimeError("one color")
         logits: Tensor = self.net(inputs)
         return logits
 
@@ -92,8 +92,8 @@ def serving(**settings: Any) -> Serving:
     return Serving(**defaults | settings)
 
 
-def defence(asked: Serving, model: nn.Module | None = None) -> Dent:
-    return as_defence(model or net(), asked.defense)
+def defense(asked: Serving, model: nn.Module | None = None) -> Dent:
+    return as_defense(model or net(), asked.defense)
 
 
 def images(n: int, seed: int = 0) -> Tensor:
@@ -107,7 +107,7 @@ def poison(n: int) -> Tensor:
 
 def collected(asked: Serving, batching: Collecting, model: nn.Module | None = None) -> Batches:
     """The batches of a server with one replica, without Ray."""
-    made = defence(asked, model)
+    made = defense(asked, model)
     return Batches(
         asked, Replica(asked, made).answer, batching=batching, steps=made.settings.steps,
         shared=made.independent or asked.shared_batches,
@@ -143,7 +143,7 @@ def same(one: Answered, other: Answered, tolerance: float) -> bool:
     )  # fmt: skip
 
 
-def test_an_independent_defence_answers_as_if_each_client_were_alone() -> None:
+def test_an_independent_defense_answers_as_if_each_client_were_alone() -> None:
     sizes: list[int] = []
     benign = images(3).split(1)
     beside = served(serving(), *benign, *poison(5).split(1), sizes=sizes)
@@ -154,7 +154,7 @@ def test_an_independent_defence_answers_as_if_each_client_were_alone() -> None:
         assert answered.answers[0].steps == 6
 
 
-def test_other_defences_have_batches_of_one_client() -> None:
+def test_other_defenses_have_batches_of_one_client() -> None:
     sizes: list[int] = []
     benign = images(4)
     asked = serving(defense=BATCHWISE)
@@ -164,7 +164,7 @@ def test_other_defences_have_batches_of_one_client() -> None:
     assert same(alone, first, 0)
 
 
-def test_what_sharing_the_batches_of_such_a_defence_would_do() -> None:
+def test_what_sharing_the_batches_of_such_a_defense_would_do() -> None:
     """The same request beside poison: other probabilities, and another class."""
     sizes: list[int] = []
     benign = images(4)
@@ -194,7 +194,7 @@ def test_who_makes_the_model_fail_fails_alone() -> None:
     benign = images(6).split(1)
     wrong = torch.full((1, 3, 8, 8), 0.5)
     *first, failed, last = served(serving(), *benign[:5], wrong, benign[5], model=Extreme(net()))
-    assert (failed.answers, failed.failed) == ((), "the model cannot answer: one colour")
+    assert (failed.answers, failed.failed) == ((), "the model cannot answer: one color")
     for request, answered in zip(benign, [*first, last], strict=True):
         assert same(served(serving(), request)[0], answered, TOLERANCE)
 
@@ -236,7 +236,7 @@ def test_how_long_a_batch_takes_is_known_while_it_does(monkeypatch: pytest.Monke
             return [None]
 
         monkeypatch.setattr("dent.serving.replica.answer_batch", hang)
-        replica = Replica(serving(), defence(serving()))
+        replica = Replica(serving(), defense(serving()))
         busy = [replica.busy_for]
         answer = asyncio.ensure_future(replica.answer(images(1).numpy(), [1], 6))
         while not replica.busy_for:
@@ -336,7 +336,7 @@ def test_nobody_is_let_in_while_a_batch_is_computed() -> None:
     assert asyncio.run(enter()) == (False, True)
 
 
-def test_requests_that_are_cancelled_block_no_others() -> None:
+def test_requests_that_are_canceled_block_no_others() -> None:
     async def cancel() -> Answered:
         asked = serving(batch_size=2, max_wait="20ms")
         batches = collected(asked, Collecting())
@@ -351,7 +351,7 @@ def test_requests_that_are_cancelled_block_no_others() -> None:
     assert len(asyncio.run(cancel()).answers) == 3
 
 
-def test_an_answer_is_what_the_defence_computes() -> None:
+def test_an_answer_is_what_the_defense_computes() -> None:
     (answered,) = served(serving(), images(4))
     logits = defend(net(), "dent+", objective="entropy", reduction="sum")(images(4)).detach()
     found = torch.tensor([one.defended.probabilities for one in answered.answers])

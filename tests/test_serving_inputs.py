@@ -65,14 +65,14 @@ def test_transparency_is_dropped() -> None:
 
 
 def test_sixteen_bits_lose_the_lower_eight() -> None:
-    grey = np.random.default_rng(1).integers(0, 2**16, (4, 6), dtype=np.uint16)
-    seen = read_images(saved(grey), "image/png", LIMITS)
-    assert torch.equal(seen, expected(np.repeat((grey >> 8).astype(np.uint8)[:, :, None], 3, 2)))
-    colour = np.random.default_rng(2).integers(0, 2**16, (4, 6, 3), dtype=np.uint16)
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colour)
+    gray = np.random.default_rng(1).integers(0, 2**16, (4, 6), dtype=np.uint16)
+    seen = read_images(saved(gray), "image/png", LIMITS)
+    assert torch.equal(seen, expected(np.repeat((gray >> 8).astype(np.uint8)[:, :, None], 3, 2)))
+    color = np.random.default_rng(2).integers(0, 2**16, (4, 6, 3), dtype=np.uint16)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in color)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 6, 4, 16, 2, 0, 0, 0))
     body = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    assert torch.equal(read_images(body, "image/png", LIMITS), expected((colour >> 8).astype(np.uint8)))
+    assert torch.equal(read_images(body, "image/png", LIMITS), expected((color >> 8).astype(np.uint8)))
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"mode": "L"}, {"mode": "CMYK"}])

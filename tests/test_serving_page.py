@@ -80,9 +80,9 @@ def answered(page: Any) -> str:
     return text
 
 
-def png(height: int, width: int, colour: tuple[int, int, int]) -> bytes:
+def png(height: int, width: int, color: tuple[int, int, int]) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (width, height), colour).save(file, "PNG")
+    Image.new("RGB", (width, height), color).save(file, "PNG")
     return file.getvalue()
 
 
@@ -92,7 +92,7 @@ def test_an_example_shows_what_both_models_answer(opened: Open, stub: Stub) -> N
     assert page.locator("#served").inner_text().split() == [
         "model",
         SERVING.model,
-        "defence",
+        "defense",
         SERVING.defense,
     ]
     assert not page.locator("#answer").is_visible()

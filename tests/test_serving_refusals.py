@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[int, str, bytes, str]] = {
     "npy none": (422, "not empty, got (0, 3, 4, 6)", header_of("(0, 3, 4, 6)"), NPY),
     "npy flat": (422, "got 1 dimensions", header_of("(72,)"), NPY),
     "npy last": (422, "got (4, 6, 3); the channels come first", header_of("(4, 6, 3)"), NPY),
-    "npy grey": (422, "got (1, 4, 6)", header_of("(1, 4, 6)"), NPY),
+    "npy gray": (422, "got (1, 4, 6)", header_of("(1, 4, 6)"), NPY),
     "npy many": (422, "at most 3 images in a request, got 4", header_of("(4, 3, 4, 6)"), NPY),
     "npy too many": (422, "got a huge number", header_of(f"({10**300}, 3, 4, 6)"), NPY),
     "npy int": (422, "got int64", npy(np.zeros((3, 4, 6), np.int64)), NPY),

@@ -165,8 +165,8 @@ def test_what_cannot_be_served_is_told_before_anything_is_started(
 
 
 def test_the_model_that_is_served_is_the_one_that_was_asked_for() -> None:
-    defence = defended(make_serving(defense="dent+:objective=entropy,reduction=sum,steps=2"))
-    (answer,) = answer_batch(defence, torch.rand(1, 3, 32, 32))
+    defense = defended(make_serving(defense="dent+:objective=entropy,reduction=sum,steps=2"))
+    (answer,) = answer_batch(defense, torch.rand(1, 3, 32, 32))
     assert answer.steps == 2
 
 

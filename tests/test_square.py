@@ -27,7 +27,7 @@ THEIRS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 module = sys.modules["dent.attacks.square"]  # the package has the function by this name
 
 
-def centred(norm: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
+def centered(norm: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
     """A network in double precision, so that no two walks part by rounding; the classes of images.
 
     These are not one for all, and not far from one another.
@@ -41,7 +41,7 @@ def centred(norm: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
 @pytest.fixture
 def task() -> tuple[nn.Module, Tensor, Tensor]:
     images = torch.rand(8, 3, 10, 10).double()
-    net, labels = centred(nn.GroupNorm(2, 8), images)
+    net, labels = centered(nn.GroupNorm(2, 8), images)
     return net, images, labels
 
 
@@ -298,7 +298,7 @@ def test_who_leaves_does_not_matter_to_the_others(
 
 def test_a_joint_batch_is_submitted_whole_and_scored_as_it_is_submitted() -> None:
     images = torch.rand(6, 3, 8, 8).double()
-    net, labels = centred(nn.BatchNorm2d(8, track_running_stats=False), images)
+    net, labels = centered(nn.BatchNorm2d(8, track_running_stats=False), images)
     mask = torch.arange(6) != 2
     numbers = count()
 

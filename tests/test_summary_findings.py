@@ -67,7 +67,7 @@ def test_an_attack_need_not_have_units_in_all_batches() -> None:
 
 def test_cost_and_findings_come_from_the_unit_about() -> None:
     made = MadeUp(cut(4, 4), {NATURAL: np.ones(4, bool)})
-    finding = {"name": "randomised", "message": "m", "figures": {}}
+    finding = {"name": "randomized", "message": "m", "figures": {}}
     about = Outcome(figures={"flops": 26.0, "static_flops": 2.0}, findings=(finding,))
     took = {"seconds": 5.0, "forward_seconds": 0.75, "static_seconds": 0.25}
     (found,) = summary(made, extra=[Done(Unit(made.cell, 0, ABOUT), about, took=took)]).cells
@@ -89,16 +89,16 @@ def test_a_battle_is_kept_as_it_was_recorded_and_judges_nothing() -> None:
     assert replace(found, battle=None) == replace(missing, missing=()) == without
 
 
-def test_a_defence_is_compared_with_its_static_model_alone() -> None:
+def test_a_defense_is_compared_with_its_static_model_alone() -> None:
     rng, made = np.random.default_rng(0), []
-    for model, defence, eps in [
+    for model, defense, eps in [
         ("a", "static", 1.0),
         ("a", "dent", 1.0),
         ("a", "dent", 2.0),
         ("b", "dent", 1.0),
     ]:
         survives = {NATURAL: rng.random(50) < 0.8, "apgd-ce": rng.random(50) < 0.6}
-        made.append(MadeUp(cut(50, 10), survives, Cell(model, defence, eps, "l2")))
+        made.append(MadeUp(cut(50, 10), survives, Cell(model, defense, eps, "l2")))
     static, dent, other_ball, other_model = summary(*made).cells
     assert static.versus_static is other_ball.versus_static is other_model.versus_static is None
     versus = dent.versus_static
@@ -133,7 +133,7 @@ def test_square_is_stronger(cumulative: bool, alone: int, told: bool) -> None:
 
 
 def test_square_breaks_nothing_that_is_wrong_without_it() -> None:
-    """A defence may be right about such a point under one attack, and wrong under another."""
+    """A defense may be right about such a point under one attack, and wrong under another."""
     survives = {NATURAL: np.arange(100) >= 10, "apgd-ce": np.ones(100, bool)}
     assert names(MadeUp(cut(100, 50), survives | {"square": np.arange(100) >= 10})) == {}
     assert names(MadeUp(cut(100, 50), survives | {"square": np.arange(100) >= 11})) == {
@@ -156,5 +156,5 @@ def test_attacks_made_for_adaptation_are_stronger(cumulative: bool, more: int, t
     natural[:50] = apgd[:200] = fpa[100 : 200 + more] = False
     made = MadeUp(cut(700, 70), {NATURAL: natural, "apgd-ce": apgd, "fpa": fpa}, cumulative=cumulative)
     assert names(made) == ({"adaptive is stronger": float(more)} if told else {})
-    static = replace(made, cell=replace(made.cell, defence="static"))
-    assert names(static) == {}  # there is no defence whose gradient could mislead
+    static = replace(made, cell=replace(made.cell, defense="static"))
+    assert names(static) == {}  # there is no defense whose gradient could mislead

@@ -1,4 +1,4 @@
-"""Dynamic defences against adversarial attacks: models that optimize back, on every batch."""
+"""Dynamic defenses against adversarial attacks: models that optimize back, on every batch."""
 
 from __future__ import annotations
 

@@ -15,6 +15,6 @@ def wilson(successes: int, n: int, *, z: float = 1.959963984540054) -> tuple[flo
     if n == 0:
         return 0.0, 1.0
     share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, center - half), min(1.0, center + half)

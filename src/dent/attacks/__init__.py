@@ -1,6 +1,6 @@
 """Attacks: one function, one file each. Any callable from inputs to logits can be attacked.
 
-`autoattack` is a suite of them. What is made against defences that adapt is in `dent.attacks.adaptive`.
+`autoattack` is a suite of them. What is made against defenses that adapt is in `dent.attacks.adaptive`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _run(
     calls, found, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, draws=draws, joint=joint, mask=mask
     )
-    quick = model if joint or "optimisation inside" in names else folded(model, inputs)
+    quick = model if joint or "optimization inside" in names else folded(model, inputs)
     broken: dict[str, Tensor] = {}
     for name, settings in attacks.items():
         watch(f"{name}, {int((~found.broken).sum())} of {len(inputs)} stand")
@@ -217,10 +217,10 @@ def known_findings(
         return ()
     softmax = findings.probabilities(logits)
     seen = [
-        None if random else findings.randomised(model, inputs),
+        None if random else findings.randomized(model, inputs),
         softmax,
         findings.zero_gradient(partial(_logarithm, model) if softmax else model, inputs, labels.long()),
-        findings.optimisation_inside(model, inputs),
+        findings.optimization_inside(model, inputs),
     ]
     return tuple(finding for finding in seen if finding)
 

@@ -101,7 +101,7 @@ class _Rows:
     """The inputs of a run that are still searched for."""
 
     at: Tensor  # the input's index in the batch
-    centre: Tensor
+    center: Tensor
     points: Tensor
     labels: Tensor
     rivals: Tensor  # (n, k) the classes that a boundary is looked for to
@@ -165,9 +165,9 @@ class _Search:
             look = Look.at(rows.points, self.calls) if few else None
             logits = look.logits.detach() if look else self.calls.logits(rows.points)
             back = logits.argmax(1) != rows.labels
-            stays = self._note(rows.at, rows.centre, rows.points, back)
+            stays = self._note(rows.at, rows.center, rows.points, back)
             keep = torch.where(back, BACK, 1.0).to(rows.points)
-            rows.points = torch.lerp(rows.centre, rows.points, like(keep, rows.points))
+            rows.points = torch.lerp(rows.center, rows.points, like(keep, rows.points))
             if not stays.all():
                 rows, back, look = rows.keep(stays), back[stays], look and look.keep(stays)
             if not len(rows.at):
@@ -186,9 +186,9 @@ class _Search:
             plane.gaps[back], plane.normals[back] = self._plane(rows.keep(back), None, back)
         return plane
 
-    def _note(self, at: Tensor, centre: Tensor, points: Tensor, wrong: Tensor) -> Tensor:
+    def _note(self, at: Tensor, center: Tensor, points: Tensor, wrong: Tensor) -> Tensor:
         """Keep misclassified points that are nearer than any before; returns who stays in the search."""
-        distances = lengths(points - centre, self.norm).flatten()
+        distances = lengths(points - center, self.norm).flatten()
         nearer = wrong & (distances < self.distances[at])
         self.nearest[at[nearer]] = points[nearer]
         self.distances[at[nearer]] = distances[nearer]
@@ -213,21 +213,21 @@ class _Search:
 
         In place of a point that was never misclassified goes the one nearest to where its walk ended.
         """
-        centre, nearest, distances = self.inputs[at], self.nearest[at], self.distances[at]
+        center, nearest, distances = self.inputs[at], self.nearest[at], self.distances[at]
         share = self.eps / distances.clamp(min=1e-12)
-        drawn = torch.lerp(centre, nearest, like(share, centre))
-        drawn = torch.where(like(distances.isinf(), centre), ends, drawn)
-        drawn = project(drawn, centre, eps=self.eps, norm=self.norm)
-        return torch.where(like((distances <= self.eps) & (not full), centre), nearest, drawn)
+        drawn = torch.lerp(center, nearest, like(share, center))
+        drawn = torch.where(like(distances.isinf(), center), ends, drawn)
+        drawn = project(drawn, center, eps=self.eps, norm=self.norm)
+        return torch.where(like((distances <= self.eps) & (not full), center), nearest, drawn)
 
 
 def _crossed(rows: _Rows, plane: Plane, norm: str) -> Tensor:
     """A step across the boundary, drawn towards the input's own nearest point of it."""
-    both = torch.stack([rows.points, rows.centre])
-    beyond = plane.gaps + ((rows.centre - rows.points) * plane.normals).flatten(1).sum(1)
+    both = torch.stack([rows.points, rows.center])
+    beyond = plane.gaps + ((rows.center - rows.points) * plane.normals).flatten(1).sum(1)
     moves = to_hyperplane(
         both.flatten(2), plane.normals.flatten(1), torch.stack([plane.gaps, beyond]), norm
     ).view_as(both)
     here, there = (lengths(move, norm).clamp(min=1e-8) for move in moves)
-    point, centre = both.add_(moves, alpha=OVERSHOOT)
-    return torch.lerp(point, centre, (here / (here + there)).clamp(max=ALPHA)).clamp_(0, 1)
+    point, center = both.add_(moves, alpha=OVERSHOOT)
+    return torch.lerp(point, center, (here / (here + there)).clamp(max=ALPHA)).clamp_(0, 1)

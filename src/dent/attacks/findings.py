@@ -23,7 +23,7 @@ LARGEST_DIFFERENCE = 1e-4  # between answers of unit length, for a model that is
 LARGEST_GAIN = 0.002  # of Square over the attacks that see gradients, as a share of all inputs
 
 
-def randomised(model: Model, inputs: Tensor) -> Finding | None:
+def randomized(model: Model, inputs: Tensor) -> Finding | None:
     """Whether the same inputs get different answers."""
     with torch.no_grad():
         answers = torch.stack([model(inputs) for _ in range(CALLS)])
@@ -32,7 +32,7 @@ def randomised(model: Model, inputs: Tensor) -> Finding | None:
     if difference <= LARGEST_DIFFERENCE:
         return None
     return Finding(
-        "randomised",
+        "randomized",
         "the same inputs get different answers; use version='rand', whose attacks average over draws",
         {"largest difference": difference},
     )
@@ -81,8 +81,8 @@ def square_is_stronger(broken: dict[str, Tensor]) -> Finding | None:
     )
 
 
-def optimisation_inside(model: Model, inputs: Tensor) -> Finding | None:
-    """Whether the model computes gradients when it is asked: a dynamic defence.
+def optimization_inside(model: Model, inputs: Tensor) -> Finding | None:
+    """Whether the model computes gradients when it is asked: a dynamic defense.
 
     Every way to them leads through two Python functions of torch, whatever name they are called by.
     """
@@ -103,7 +103,7 @@ def optimisation_inside(model: Model, inputs: Tensor) -> Finding | None:
     if not count:
         return None
     return Finding(
-        "optimisation inside",
+        "optimization inside",
         "the model computes gradients when it is asked: attacks for static models are not enough, use "
         "those of dent.attacks.adaptive as well",
         {"backward passes": float(count)},

@@ -23,7 +23,7 @@ class Walk:
 
     at: Tensor  # the input's index in the batch
     moves: Tensor  # whether it may be perturbed
-    centre: Tensor
+    center: Tensor
     points: Tensor
     gradient: Tensor
     best: Tensor  # the point of highest loss, and its gradient and loss
@@ -71,14 +71,14 @@ class Momentum(Walk):
 
     @classmethod
     def start(
-        cls, at: Tensor, moves: Tensor, centre: Tensor, points: Tensor, gradient: Tensor,
+        cls, at: Tensor, moves: Tensor, center: Tensor, points: Tensor, gradient: Tensor,
         values: Tensor, *, eps: float,
     ) -> Momentum:  # fmt: skip
         # The reference compares the first loss of a walk with zero, and so do we.
         zero, halved = torch.zeros_like(values), torch.ones_like(values, dtype=torch.bool)
         return cls(
-            at, moves, centre, points, gradient, points.clone(), gradient.clone(), values.clone(),
-            torch.full_like(values, 2 * eps), (centre - eps).clamp_(min=0), (centre + eps).clamp_(max=1),
+            at, moves, center, points, gradient, points.clone(), gradient.clone(), values.clone(),
+            torch.full_like(values, 2 * eps), (center - eps).clamp_(min=0), (center + eps).clamp_(max=1),
             points, zero, values, halved, zero,
         )  # fmt: skip
 
@@ -102,12 +102,12 @@ class Momentum(Walk):
         if not first:
             ahead.lerp_(points, 1 - MOMENTUM).add_(points - self.old, alpha=1 - MOMENTUM)
             ahead = self._into_ball(ahead, eps=eps, norm=norm)
-        self.old, self.points = points, _where(self.moves, ahead, self.centre)
+        self.old, self.points = points, _where(self.moves, ahead, self.center)
 
     def _into_ball(self, points: Tensor, *, eps: float, norm: str) -> Tensor:
         if norm == "linf":
             return points.clamp_(self.low, self.high)
-        return project(points, self.centre, eps=eps, norm=norm)
+        return project(points, self.center, eps=eps, norm=norm)
 
     def learn(self, values: Tensor, *, eps: float, gap: int | None) -> None:
         self.rises = self.rises + (values > self.values)
@@ -134,12 +134,12 @@ class Sparse(Walk):
 
     @classmethod
     def start(
-        cls, at: Tensor, moves: Tensor, centre: Tensor, points: Tensor, gradient: Tensor,
+        cls, at: Tensor, moves: Tensor, center: Tensor, points: Tensor, gradient: Tensor,
         values: Tensor, *, eps: float,
     ) -> Sparse:  # fmt: skip
-        support = (points != centre).flatten(1).sum(1).to(values)
+        support = (points != center).flatten(1).sum(1).to(values)
         return cls(
-            at, moves, centre, points, gradient, points.clone(), gradient.clone(), values.clone(),
+            at, moves, center, points, gradient, points.clone(), gradient.clone(), values.clone(),
             torch.full_like(values, eps), support / points[0].numel() / SPARSER, support,
         )  # fmt: skip
 
@@ -157,14 +157,14 @@ class Sparse(Walk):
         direction = self.gradient.sign() * (size >= least).view_as(self.gradient)
         changed = direction.abs().flatten(1).sum(1) + 1e-10
         ahead = self.points + like(self.step / changed, self.points) * direction
-        ahead = project(ahead, self.centre, eps=eps, norm=norm)
-        self.points = _where(self.moves, ahead, self.centre)
+        ahead = project(ahead, self.center, eps=eps, norm=norm)
+        self.points = _where(self.moves, ahead, self.center)
 
     def learn(self, values: Tensor, *, eps: float, gap: int | None) -> None:
         self.remember(values)
         if gap is None:
             return
-        support = (self.best != self.centre).flatten(1).sum(1).to(values)
+        support = (self.best != self.center).flatten(1).sum(1).to(values)
         sparser = support / self.support < 0.95
         self.step = torch.where(sparser, eps, self.step / SHORTER).clamp(eps / SHORTEST, eps)
         self.go_back(sparser)

@@ -18,9 +18,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="""
-**dent**: dynamic defences against adversarial attacks, and what they are really worth.
+**dent**: dynamic defenses against adversarial attacks, and what they are really worth.
 
-A dynamic defence adapts a trained classifier to every batch at test time, by minimizing the entropy of
+A dynamic defense adapts a trained classifier to every batch at test time, by minimizing the entropy of
 its own predictions. Training is not touched:
 
     import dent

@@ -1,4 +1,4 @@
-"""`dent evaluate`, `dent attack` and `dent compare`: what a defence is worth."""
+"""`dent evaluate`, `dent attack` and `dent compare`: what a defense is worth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluate(
     config: Annotated[Path | None, typer.Argument(help="A YAML file of settings; flags win.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Model, may be repeated.")] = None,
     defense: Annotated[
-        list[str] | None, typer.Option(help="Defence, as dent+ or dent:steps=10; may be repeated.")
+        list[str] | None, typer.Option(help="Defense, as dent+ or dent:steps=10; may be repeated.")
     ] = None,
     attack: Annotated[
         list[str] | None,
@@ -51,9 +51,9 @@ def evaluate(
     as_json: AsJson = False,
     **settings: Any,
 ) -> None:
-    """Attack models with and without defences, and say what stands; the same command resumes it.
+    """Attack models with and without defenses, and say what stands; the same command resumes it.
 
-    Alone, it takes the shipped models and images with the defences that suit them.
+    Alone, it takes the shipped models and images with the defenses that suit them.
     """
     lists = {"models": model, "defenses": defense, "attacks": attack}
     given = settings | {name: tuple(value) for name, value in lists.items() if value}

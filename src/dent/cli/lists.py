@@ -38,7 +38,7 @@ def list_(
 ) -> None:
     """List what the library knows by name.
 
-    Presets and settings of a defence, models, data, recipes, suites of attacks, attacks.
+    Presets and settings of a defense, models, data, recipes, suites of attacks, attacks.
     """
     tables: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
         Listing.presets: _presets,

@@ -99,14 +99,14 @@ def _show(found: Reproduction, chosen: list[Table], as_json: bool) -> None:
         content = {
             table.name: [one.to_json() for one in found.by_reference(table).values()] for table in chosen
         }
-        judged = [one.to_json() for one in found.judgements()]
+        judged = [one.to_json() for one in found.judgments()]
         typer.echo(
             json.dumps({"scale": found.scale.name, "tables": content, "claims": judged}, indent=2)
         )
         return
     for table in chosen:
         show_table(found, table)
-    show_claims(found.judgements())
+    show_claims(found.judgments())
 
 
 def _show_estimates(rows: list[Estimated], as_json: bool) -> None:
@@ -117,7 +117,7 @@ def _show_estimates(rows: list[Estimated], as_json: bool) -> None:
         {
             "table": row.table,
             "loads": row.loads,
-            "defence": row.defence,
+            "defense": row.defense,
             "ball": row.ball,
             "data": row.data,
             "n": row.n,

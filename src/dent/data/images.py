@@ -63,7 +63,7 @@ def resize(image: Any, shorter: int) -> Any:
 def center_crop(pixels: Pixels, size: int) -> Pixels:
     """The central `size` x `size` of (H, W, C), zeros where there is nothing.
 
-    Halves are rounded as torchvision rounds them: to the even neighbour where it cuts; where it pads,
+    Halves are rounded as torchvision rounds them: to the even neighbor where it cuts; where it pads,
     the odd row of zeros comes last.
 
     >>> center_crop(np.arange(5, dtype=np.uint8).reshape(1, 5, 1), 2)[:, :, 0]

@@ -1,4 +1,4 @@
-"""What a defence refuses, before any long work starts, and why."""
+"""What a defense refuses, before any long work starts, and why."""
 
 from __future__ import annotations
 

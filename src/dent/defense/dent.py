@@ -30,7 +30,7 @@ class Dent(nn.Module):
     """A model defended at test time: inputs to logits, adapted to each batch.
 
     The model is shared and never changed, and its parameters are constants: a backward pass through
-    the defence reaches `inputs` only. Safe to call from several threads.
+    the defense reaches `inputs` only. Safe to call from several threads.
 
     compile: compile the inner loop, at the first call for each batch size.
     channels_last: memory layout of the inner loop; if not given, channels last on the CPU, where it
@@ -232,7 +232,7 @@ class Dent(nn.Module):
 
 
 def describe(dent: Dent) -> str:
-    """What a defence adapts and how, in a few lines."""
+    """What a defense adapts and how, in a few lines."""
     s = dent.settings
     layers = [layer for layer in dent.model.modules() if is_normalization(layer)]
     adapted = [layer._parameters[name] for layer in layers for name in affine_names(layer)]

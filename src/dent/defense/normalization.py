@@ -39,7 +39,7 @@ def needs_batch_statistics(layer: nn.Module) -> bool:
 
 
 class Site:
-    """One normalization layer of a shadow, with what the defence gives it for the next forward."""
+    """One normalization layer of a shadow, with what the defense gives it for the next forward."""
 
     def __init__(self, name: str, layer: nn.Module, *, test_share: float) -> None:
         self.name = name

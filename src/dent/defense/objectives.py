@@ -1,4 +1,4 @@
-"""What the defence minimizes: functions of a batch of logits (paper, section 3.2 and appendix C)."""
+"""What the defense minimizes: functions of a batch of logits (paper, section 3.2 and appendix C)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dent.defense.state import State
 
 
 class Online(nn.Module):
-    """A defence that carries its adaptation from call to call, until `reset()`.
+    """A defense that carries its adaptation from call to call, until `reset()`.
 
     Calls from several threads wait for one another: the order of the batches is part of the result.
 

@@ -1,4 +1,4 @@
-"""The settings of a defence, and the paper's settings by name (paper, sections 3.2 and 4.1)."""
+"""The settings of a defense, and the paper's settings by name (paper, sections 3.2 and 4.1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Predict = Literal["after", "before"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that defines a defence; each field says what it is in `dent list settings`.
+    """All that defines a defense; each field says what it is in `dent list settings`.
 
     >>> Settings(steps=-1, affine="layer")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""The value of an adaptation: what a defence has learned from a batch, and how."""
+"""The value of an adaptation: what a defense has learned from a batch, and how."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ Kind = Literal["direct", "adaptive", "scenario"]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is attacked: the model as deployed, what it is without a defence, and with `adapt`."""
+    """What is attacked: the model as deployed, what it is without a defense, and with `adapt`."""
 
     model: nn.Module
     static: nn.Module
-    defence: Dent
+    defense: Dent
     independent: bool
 
 
@@ -41,7 +41,7 @@ Calls = Callable[[Forwards, dict[str, Any]], float]  # (cost, settings), for eac
 class Attack:
     """An attack of the table.
 
-    updates: whether it is only for defences that make updates; scenarios are for all that depend on
+    updates: whether it is only for defenses that make updates; scenarios are for all that depend on
     their batch.
     span: how many batches it takes at a time.
     least: how many inputs these must have; smaller ones are left out.
@@ -79,22 +79,22 @@ def _offline(
     return attack(subject.model, static, inputs, labels, **settings)
 
 
-def _on_defence(
+def _on_defense(
     attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any
 ) -> AttackResult:
-    return attack(subject.defence, inputs, labels, **settings)
+    return attack(subject.defense, inputs, labels, **settings)
 
 
 def _averaged(subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any) -> AttackResult:
-    """Over all states that the defence goes through."""
-    updates = subject.defence.settings.steps
-    return adaptive.averaged(subject.defence, inputs, labels, updates=updates, **settings)
+    """Over all states that the defense goes through."""
+    updates = subject.defense.settings.steps
+    return adaptive.averaged(subject.defense, inputs, labels, updates=updates, **settings)
 
 
 def _short(subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any) -> AttackResult:
     """Half of the updates, unless told."""
-    updates = settings.pop("updates", subject.defence.settings.steps // 2)
-    return adaptive.short(subject.defence, inputs, labels, updates=updates, **settings)
+    updates = settings.pop("updates", subject.defense.settings.steps // 2)
+    return adaptive.short(subject.defense, inputs, labels, updates=updates, **settings)
 
 
 def _mixed(
@@ -164,7 +164,7 @@ def _poisoned(
     """The malicious members are bound by [0, 1] alone; the benign ones are natural, and count."""
     malicious = adaptive.draw_mask(len(inputs), share, seed=seed).to(inputs.device)
     return adaptive.poisoning(
-        subject.defence, inputs, labels, malicious=malicious, seed=seed, **settings | {"norm": "linf"}
+        subject.defense, inputs, labels, malicious=malicious, seed=seed, **settings | {"norm": "linf"}
     )
 
 
@@ -187,37 +187,37 @@ ATTACKS: dict[str, Attack] = {
         "adaptive",
         partial(_offline, adaptive.denying_updates),
         forwards.denying,
-        "points of highest loss of the static model, submitted to the defence",
+        "points of highest loss of the static model, submitted to the defense",
     ),
     "high confidence": Attack(
         "adaptive",
         partial(_offline, adaptive.high_confidence),
         forwards.confident,
-        "the static model made wrong and sure, submitted to the defence",
+        "the static model made wrong and sure, submitted to the defense",
     ),
     "fpa": Attack(
         "adaptive",
-        partial(_on_defence, adaptive.fpa),
+        partial(_on_defense, adaptive.fpa),
         partial(forwards.rounds, models=0),
         "fixed point: attack the model as adapted to the last attack",
     ),
     "gmsa-avg": Attack(
         "adaptive",
-        partial(_on_defence, adaptive.gmsa_avg),
+        partial(_on_defense, adaptive.gmsa_avg),
         partial(forwards.rounds, models=0.5),
         "the average loss over all models adapted so far",
         updates=True,
     ),
     "gmsa-min": Attack(
         "adaptive",
-        partial(_on_defence, adaptive.gmsa_min),
+        partial(_on_defense, adaptive.gmsa_min),
         partial(forwards.rounds, models=0.5),
         "the lowest loss over all models adapted so far",
         updates=True,
     ),
     "unrolled": Attack(
         "adaptive",
-        partial(_on_defence, adaptive.unrolled),
+        partial(_on_defense, adaptive.unrolled),
         forwards.unrolled,
         "the exact gradient, through the updates",
         updates=True,
@@ -226,7 +226,7 @@ ATTACKS: dict[str, Attack] = {
         "adaptive",
         _averaged,
         forwards.averaged,
-        "gradients averaged over the states of the defence",
+        "gradients averaged over the states of the defense",
         updates=True,
     ),
     "short": Attack(
@@ -238,7 +238,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "lazy": Attack(
         "adaptive",
-        partial(_on_defence, adaptive.lazy),
+        partial(_on_defense, adaptive.lazy),
         forwards.lazy,
         "adapts at every fifth step only",
         updates=True,

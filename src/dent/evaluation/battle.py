@@ -61,7 +61,7 @@ def record_battle(
     _check_images(inputs, images, points)
     check_model(subject.static)
     static = Recorder(inputs, norm, lambda some: (subject.static(some), None))
-    defended = Recorder(inputs, norm, lambda some: adapted_answer(subject.defence, some))
+    defended = Recorder(inputs, norm, lambda some: adapted_answer(subject.defense, some))
     with own_draws(str(inputs.device)):
         for side in (static, defended):
             torch.manual_seed(seed)  # for models that draw
@@ -70,7 +70,7 @@ def record_battle(
         with torch.no_grad():
             crossed = {
                 "static": subject.static(defended.last),
-                "defended": subject.defence(static.last),
+                "defended": subject.defense(static.last),
             }
     answers = {
         "static": {"static": static.frames[-1].logits, "defended": crossed["defended"].cpu()},
@@ -143,7 +143,7 @@ def pooled(images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What a defence did to answer a batch, after 0, 1, ... updates: (updates + 1, N) each."""
+    """What a defense did to answer a batch, after 0, 1, ... updates: (updates + 1, N) each."""
 
     entropies: Tensor
     moves: Tensor  # of Delta: the batch's, or each input's own
@@ -210,15 +210,15 @@ class Recorder:
         return logits
 
 
-def adapted_answer(defence: Dent, inputs: Tensor) -> tuple[Tensor, Adaptation]:
-    """`defence(inputs)`, the same to the bit and in its gradient, and how it came about."""
-    state = defence.adapt(inputs)
-    logits = defence.predict(inputs, state)
+def adapted_answer(defense: Dent, inputs: Tensor) -> tuple[Tensor, Adaptation]:
+    """`defense(inputs)`, the same to the bit and in its gradient, and how it came about."""
+    state = defense.adapt(inputs)
+    logits = defense.predict(inputs, state)
     trace, n = state.trace, len(inputs)
     # The last update is followed by the prediction, which no update sees.
     entropies = torch.cat([trace.entropy, entropy(logits.detach())[None]]).cpu()
     moves = trace.delta.expand(-1, n).cpu()
-    blurs = defence.settings.blur != "off"
+    blurs = defense.settings.blur != "off"
     sigma = trace.sigma.mean(2).expand(-1, n).cpu() if blurs else None
     return logits, Adaptation(entropies, moves, sigma)
 

@@ -24,7 +24,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         cells = {"model": self.first.model, "eps": self.first.eps, "norm": self.first.norm}
-        cells |= {"first_defence": self.first.defence, "second_defence": self.second.defence}
+        cells |= {"first_defense": self.first.defense, "second_defense": self.second.defense}
         return cells | {"what": self.what} | self.paired.to_json()
 
 
@@ -51,7 +51,7 @@ def compare(first: Results, second: Results) -> list[Comparison]:
     ]
     if not rows:
         raise ValueError(
-            "expected runs with a cell in common (model, defence, eps, norm), judged on some of the "
+            "expected runs with a cell in common (model, defense, eps, norm), judged on some of the "
             f"same points; got {_cells(first)} in the first and {_cells(second)} in the second"
         )
     return rows
@@ -70,7 +70,7 @@ def comparison_section(rows: Sequence[Comparison]) -> Section:
     return Section(
         "Accuracy in %: the second run beside the first, on the same points",
         [
-            Group(f"{first.model}, {_defences(first, second)}", ball_text(first), "", lines)
+            Group(f"{first.model}, {_defenses(first, second)}", ball_text(first), "", lines)
             for (first, second), lines in groups.items()
         ],
         (
@@ -80,8 +80,8 @@ def comparison_section(rows: Sequence[Comparison]) -> Section:
     )
 
 
-def _defences(first: Cell, second: Cell) -> str:
-    return first.defence if first == second else f"{first.defence} and {second.defence}"
+def _defenses(first: Cell, second: Cell) -> str:
+    return first.defense if first == second else f"{first.defense} and {second.defense}"
 
 
 def _pairs(

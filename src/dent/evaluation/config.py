@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from dent.evaluation.defences import defence_text
+from dent.evaluation.defenses import defense_text
 from dent.evaluation.suites import SUITE_NOTES, Suite, attack_text, chosen_attacks, suite_attacks
 from dent.evaluation.units import Cell
 from dent.fields import number, refuse, setting, wrong_choices
@@ -18,7 +18,7 @@ from dent.names import check_known
 
 Norm = Literal["linf", "l2", "l1"]
 
-# The shipped models, with the defences that suit them and the radius at which they are attacked.
+# The shipped models, with the defenses that suit them and the radius at which they are attacked.
 SHIPPED: dict[str, tuple[tuple[str, ...], float]] = {
     "resnet20-at": (("static", "dent:steps=10", "dent+"), 8 / 255),
     "resnet20-nominal": (("static", "dent-nominal"), 1.5 / 255),
@@ -41,7 +41,7 @@ class Evaluation:
 
     models: tuple[str, ...] = setting(tuple(SHIPPED), "models by name, see `dent list models`")
     defenses: tuple[str, ...] = setting(
-        (), "defences, as dent+ or dent:steps=10; those that suit the model if not given"
+        (), "defenses, as dent+ or dent:steps=10; those that suit the model if not given"
     )
     suite: str = setting("quick", "attacks", tuple(SUITE_NOTES))
     attacks: tuple[str, ...] = setting(
@@ -49,7 +49,7 @@ class Evaluation:
     )
     data: str = setting("cifar10", "data set, see `dent list data`")
     n: int | None = setting(128, "how many images; all if 0 or null")
-    batch_size: int = setting(128, "images of a batch; the defence adapts to each batch")
+    batch_size: int = setting(128, "images of a batch; the defense adapts to each batch")
     eps: float | None = setting(
         None, "radius, as 8/255 or 0.5; what suits the model or the norm if not given"
     )
@@ -67,7 +67,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         if self.n == 0 and self.n is not False:
             object.__setattr__(self, "n", None)
-        faults = self._names("models", _model_name) + self._names("defenses", defence_text)
+        faults = self._names("models", _model_name) + self._names("defenses", defense_text)
         faults += self._names("attacks", attack_text)
         if not faults:
             try:
@@ -133,7 +133,7 @@ class Evaluation:
         return chosen_attacks(self.attacks) if self.attacks else suite_attacks(self.suite, norm)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Each model with each of its defences.
+        """Each model with each of its defenses.
 
         >>> for cell in Evaluation(models=("resnet20-at",), defenses=("dent+",)).cells():
         ...     print(cell)

@@ -25,13 +25,13 @@ def flops(model: nn.Module, inputs: Tensor) -> int:
     all else in a network is small beside them. With k steps, dent's count is that of 2k + 1 static
     forwards, less k times what comes before the first layer that is adapted, usually one convolution:
     no gradient goes there, nor to any weight. A dynamic blur comes before everything: with it nothing
-    is less, and 2k + 1 blurs are added. A defence that predicts before it adapts takes 2k forwards.
+    is less, and 2k + 1 blurs are added. A defense that predicts before it adapts takes 2k forwards.
 
     >>> flops(nn.Linear(4, 3), torch.rand(5, 4)) == 2 * 5 * 4 * 3
     True
     """
     with torch.no_grad(), _state_kept(model):
-        model(inputs)  # a defence's first call may try a memory layout in vain
+        model(inputs)  # a defense's first call may try a memory layout in vain
         return _count(model, inputs)
 
 
@@ -128,7 +128,7 @@ _CORRECTED = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 @contextmanager
 def _state_kept(model: nn.Module) -> Iterator[None]:
-    """What a continual defence carries from call to call is afterwards what it was."""
+    """What a continual defense carries from call to call is afterwards what it was."""
     state = model.state if isinstance(model, Online) else None
     try:
         yield

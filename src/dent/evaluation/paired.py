@@ -1,4 +1,4 @@
-"""Two judgements of the same points: the difference, its interval, and whether it may be chance."""
+"""Two judgments of the same points: the difference, its interval, and whether it may be chance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Z = 1.959963984540054  # of 95 %
 
 @dataclass(frozen=True)
 class Paired:
-    """How many points are correct in the first of two judgements alone, in the second alone, in both.
+    """How many points are correct in the first of two judgments alone, in the second alone, in both.
 
     >>> found = Paired(n=100, only_first=2, only_second=12, both=40)
     >>> found.first, found.second, found.difference
@@ -69,9 +69,9 @@ class Paired:
         # Agresti and Min (2005): Wald's interval, with half a point more in each of the four counts.
         n = self.n + 2
         first, second = (self.only_first + 0.5) / n, (self.only_second + 0.5) / n
-        centre = second - first
-        half = Z * math.sqrt((first + second - centre**2) / n)
-        return 100 * (centre - half), 100 * (centre + half)
+        center = second - first
+        half = Z * math.sqrt((first + second - center**2) / n)
+        return 100 * (center - half), 100 * (center + half)
 
     def to_json(self) -> dict[str, Any]:
         """The counts, and what follows from them; None for what no points say nothing about."""
@@ -82,7 +82,7 @@ class Paired:
 
 
 def paired(first: Mapping[int, bool], second: Mapping[int, bool]) -> Paired:
-    """Compare two judgements on the points that both have.
+    """Compare two judgments on the points that both have.
 
     >>> paired({1: True, 2: True, 3: False}, {2: False, 3: False, 4: True})
     Paired(n=2, only_first=1, only_second=0, both=0)

@@ -16,7 +16,7 @@ from dent.attacks.reference import find_reference
 from dent.defense.settings import Settings
 from dent.evaluation.attacks import attack_named
 from dent.evaluation.config import Evaluation
-from dent.evaluation.defences import defence_settings
+from dent.evaluation.defenses import defense_settings
 from dent.evaluation.forwards import Forwards
 from dent.evaluation.perform import BATTLE_STEPS, FEW
 from dent.evaluation.sources import Sources, cut
@@ -124,7 +124,7 @@ class Plan:
     def from_json(cls, content: dict[str, Any]) -> Plan:
         attacks, updates, chained = {}, {}, {}
         for row in content["cells"]:
-            cell = Cell(row["model"], row["defence"], row["eps"], row["norm"])
+            cell = Cell(row["model"], row["defense"], row["eps"], row["norm"])
             attacks[cell], updates[cell] = row["attacks"], row["updates"]
             chained[cell] = row["chained"]
         return cls(attacks, updates, chained, content["n"], content["batch_size"], content["seed"])
@@ -149,7 +149,7 @@ def make_plan(sources: Sources) -> Plan:
             check_labels(everyone, logits.shape[1])
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
-        settings = subject.defence.settings
+        settings = subject.defense.settings
         attacks[cell] = _attacks(evaluation, cell, settings, independent=subject.independent)
         updates[cell] = settings.steps
         chained[cell] = subject.independent and not evaluation.exhaustive
@@ -161,7 +161,7 @@ def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
 
     A model that sees its batch by itself is not known as such.
     """
-    settings = {cell: defence_settings(cell.defence) for cell in evaluation.cells()}
+    settings = {cell: defense_settings(cell.defense) for cell in evaluation.cells()}
     return Plan(
         {
             cell: _attacks(evaluation, cell, one, independent=one.independent)

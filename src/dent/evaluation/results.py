@@ -1,4 +1,4 @@
-"""What an evaluation found: accuracies with n and interval, for every model with a defence."""
+"""What an evaluation found: accuracies with n and interval, for every model with a defense."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class CellResult:
-    """All that was found for a model with a defence, in a ball.
+    """All that was found for a model with a defense, in a ball.
 
     Of a run that is not complete, each score is over the batches of which all that it needs is there.
     """
@@ -176,7 +176,7 @@ class Results:
         """All of it as plain values for `json.dumps`; numbers that are not known are None.
 
         `about` is what was asked, `complete` whether all of it was done, `cells` a list of: `model`,
-        `defence`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and `protocol`;
+        `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and `protocol`;
         `attacks` and `scenarios`, scores by name; `cumulative`; `gap`; `versus_static`; `cost`;
         `findings`; `missing`. Every score has `correct`, `n`, `percent`, `low` and `high`; that of an
         attack has its `kind`, and with `alone` the number of points that it alone breaks.

@@ -46,7 +46,7 @@ def evaluate(
     on_unit: Callable[[Done], None] | None = None,
     **settings: Any,
 ) -> Results:
-    """Attack models with and without defences, and count what stands.
+    """Attack models with and without defenses, and count what stands.
 
     models: names (see `load_model`), or models in memory, one or by name.
     data: a name (see `load_data`), a `Dataset`, or images in [0, 1] with labels; of these, all points

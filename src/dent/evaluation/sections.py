@@ -1,4 +1,4 @@
-"""Results as tables of text, for whatever prints them: one row for each defence of a model in a ball."""
+"""Results as tables of text, for whatever prints them: one row for each defense of a model in a ball."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEST, WORST = "best", "worst"  # beside a worst case
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of a model in a ball; the first column is the defence."""
+    """The rows of a model in a ball; the first column is the defense."""
 
     model: str
     ball: str
@@ -86,7 +86,7 @@ def _main(results: Results, intervals: bool) -> Section:
 
         mark = marked.get(cell.cell, "")
         other = " (direct)" if len(protocols) > 1 and cell.protocol is None and cell.claimed else ""
-        row = {"defence": cell.cell.defence, "natural": text(cell.natural)}
+        row = {"defense": cell.cell.defense, "natural": text(cell.natural)}
         row |= {"claimed": text(cell.claimed) + other} if protocols else {}
         row |= {"worst case": f"{mark} {percent_text(cell.worst, usual)}".strip()}
         row |= {"95 % interval": interval_text(cell.worst), "submitted": text(cell.submitted)}
@@ -129,7 +129,7 @@ def _attacks(results: Results, intervals: bool) -> Section:
         def text(score: Score | None) -> str:
             return percent_text(score, usual, intervals)
 
-        shown = {"defence": cell.cell.defence + "*" * cell.cumulative}
+        shown = {"defense": cell.cell.defense + "*" * cell.cumulative}
         shown |= {name: text(cell.attacks.get(name)) for name in direct}
         # Where the paper's protocol was not run, this is what is claimed.
         shown |= {"all direct": text(cell.direct)} if len(direct) > 1 and adaptive else {}
@@ -155,7 +155,7 @@ def _alone(results: Results) -> Section:
         shares = {
             name: f"{100 * alone[name] / n:.1f}" if name in alone and n else NOTHING for name in names
         }
-        return {"defence": cell.cell.defence} | shares
+        return {"defense": cell.cell.defense} | shares
 
     groups = _groups(results, row, lambda cell: bool(cell.alone)) if names else []
     return Section("Points that one attack alone breaks, in %", groups)
@@ -166,7 +166,7 @@ def _scenarios(results: Results, intervals: bool) -> Section:
 
     def row(cell: CellResult, usual: int) -> Row:
         scores = {name: percent_text(cell.scenarios.get(name), 0, intervals) for name in names}
-        return {"defence": cell.cell.defence} | scores
+        return {"defense": cell.cell.defense} | scores
 
     groups = _groups(results, row, lambda cell: bool(cell.scenarios), own_n=True)
     note = "Each on points of its own; they are no part of the worst case."

@@ -59,12 +59,12 @@ def attack_data(
     cells = sources.evaluation.cells()
     if len(cells) != 1:
         raise ValueError(
-            f"expected one model and one defence, got {len(cells)}: {'; '.join(map(str, cells))}"
+            f"expected one model and one defense, got {len(cells)}: {'; '.join(map(str, cells))}"
         )
     (cell,), batches, seed = cells, sources.batches(), sources.evaluation.seed
     subject = sources.subject(cell)
-    if ATTACKS[attack].updates and not subject.defence.settings.steps:
-        raise ValueError(f"{attack} is for defences that make updates, and {cell.defence} makes none")
+    if ATTACKS[attack].updates and not subject.defense.settings.steps:
+        raise ValueError(f"{attack} is for defenses that make updates, and {cell.defense} makes none")
     images: list[Tensor] = []
     natural: list[Tensor] = []
     correct: list[Tensor] = []

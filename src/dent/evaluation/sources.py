@@ -15,7 +15,7 @@ from dent.attacks.checks import check_model
 from dent.data import Dataset, open_data
 from dent.evaluation.attacks import Subject
 from dent.evaluation.config import Evaluation
-from dent.evaluation.defences import as_defence
+from dent.evaluation.defenses import as_defense
 from dent.evaluation.units import Cell
 from dent.models import load_model
 from dent.seeds import generator
@@ -71,12 +71,12 @@ class Sources:
     def subject(self, cell: Cell) -> Subject:
         if cell not in self._subjects:
             static = self.model(cell.model)
-            defence = as_defence(static, cell.defence)
-            model = static if cell.static else defence
-            # A model may itself be a defence that sees its batch, and say so as `Dent` does, or not.
-            independent = defence.independent and getattr(static, "independent", True)
+            defense = as_defense(static, cell.defense)
+            model = static if cell.static else defense
+            # A model may itself be a defense that sees its batch, and say so as `Dent` does, or not.
+            independent = defense.independent and getattr(static, "independent", True)
             independent = independent and not self._sees_batch(model)
-            self._subjects[cell] = Subject(model, static, defence, independent)
+            self._subjects[cell] = Subject(model, static, defense, independent)
         return self._subjects[cell]
 
     def _sees_batch(self, model: nn.Module) -> bool:

@@ -176,9 +176,9 @@ def attacks_on(
     protocol: bool = False,
     battle: bool = False,
 ) -> Suite:
-    """What a suite does to a cell with these settings of a defence, natural inputs and `ABOUT` first.
+    """What a suite does to a cell with these settings of a defense, natural inputs and `ABOUT` first.
 
-    Attacks that need updates are for defences that make some; scenarios for those whose inputs depend
+    Attacks that need updates are for defenses that make some; scenarios for those whose inputs depend
     on one another. `steps` and `queries` replace every attack's own.
     """
     chosen: Suite = {NATURAL: {}, ABOUT: {}}

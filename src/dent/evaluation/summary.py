@@ -167,7 +167,7 @@ def _counted(points: Mapping[int, bool]) -> Score:
 
 
 def _beside_static(result: CellResult, results: Mapping[Cell, CellResult]) -> CellResult:
-    static = results.get(replace(result.cell, defence="static"))
+    static = results.get(replace(result.cell, defense="static"))
     if static is None or static is result:
         return result
     found = paired(static.points, result.points)

@@ -14,13 +14,13 @@ from dent.evaluation.wording import value_text
 if TYPE_CHECKING:
     from dent.evaluation.results import Results
 
-LONG = ("model", "defence", "eps", "norm", "what", "correct", "n", "percent", "low", "high")
+LONG = ("model", "defense", "eps", "norm", "what", "correct", "n", "percent", "low", "high")
 INDENT = "  "
 HOW_TO_READ = (
     "The worst case is the number to believe, and an upper bound: a point counts if the model is right "
     "about it without an attack and under every attack that was made, and other attacks exist. What is "
     "claimed is what one would report without the attacks made for adaptation; the gap is how much of "
-    "that does not stand. All attacks judge the same points in the same batches, so a defence is "
+    "that does not stand. All attacks judge the same points in the same batches, so a defense is "
     "compared with its static model point by point: p says how often chance alone makes such a "
     "difference. Behind an accuracy stands its 95 % interval (Wilson) and, where it is not that of its "
     "row, its number of points."
@@ -81,8 +81,8 @@ def widths(section: Section) -> dict[str, int]:
 def blocks(sizes: Mapping[str, int], width: int) -> list[list[str]]:
     """The columns, cut where the width ends; the first of them leads every block.
 
-    >>> blocks({"defence": 10, "natural": 7, "worst case": 10, "gap": 5}, width=30)
-    [['defence', 'natural'], ['defence', 'worst case', 'gap']]
+    >>> blocks({"defense": 10, "natural": 7, "worst case": 10, "gap": 5}, width=30)
+    [['defense', 'natural'], ['defense', 'worst case', 'gap']]
     """
     label, *names = sizes
     made, left = [[label]], width - sizes[label]
@@ -139,7 +139,7 @@ def markdown(results: Results) -> str:
 
 def _markdown_table(section: Section) -> str:
     flat = [_flat(group, row) for group in section.groups for row in group.rows]
-    rules = ["---" if name in ("model", "defence", "ball") else "---:" for name in flat[0]]
+    rules = ["---" if name in ("model", "defense", "ball") else "---:" for name in flat[0]]
     lines: list[Sequence[str]] = [list(flat[0]), rules, *(list(row.values()) for row in flat)]
     return "\n".join(f"| {' | '.join(map(_escaped, line))} |" for line in lines)
 

@@ -1,4 +1,4 @@
-"""A name with settings as one text, "dent:steps=10,lr=0.002": how defences and attacks are written."""
+"""A name with settings as one text, "dent:steps=10,lr=0.002": how defenses and attacks are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is made of: cells (a model, a defence, a ball), and units (a cell, a batch, an attack)."""
+"""What a run is made of: cells (a model, a defense, a ball), and units (a cell, a batch, an attack)."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def eps_text(eps: float) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A model with a defence, and the ball in which its inputs may be perturbed."""
+    """A model with a defense, and the ball in which its inputs may be perturbed."""
 
     model: str
-    defence: str  # a preset with what was overridden, "dent:steps=10"; "static" is the model alone
+    defense: str  # a preset with what was overridden, "dent:steps=10"; "static" is the model alone
     eps: float
     norm: str
 
     @property
     def static(self) -> bool:
-        return self.defence == "static"
+        return self.defense == "static"
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.defence}, {self.norm} {eps_text(self.eps)}"
+        return f"{self.model}, {self.defense}, {self.norm} {eps_text(self.eps)}"
 
     @cached_property
     def slug(self) -> str:
         """A name for files: readable, and of this cell alone."""
-        readable = re.sub(r"[^A-Za-z0-9.+=-]+", "_", f"{self.model}_{self.defence}_{self.norm}")[:80]
-        exact = repr((self.model, self.defence, float(self.eps), self.norm))
+        readable = re.sub(r"[^A-Za-z0-9.+=-]+", "_", f"{self.model}_{self.defense}_{self.norm}")[:80]
+        exact = repr((self.model, self.defense, float(self.eps), self.norm))
         return f"{readable}_{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
 
 

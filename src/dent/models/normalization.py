@@ -42,7 +42,7 @@ class Normalized(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Images (N, C, H, W) in [0, 1] to what the model makes of them."""
         expected = max(len(self.mean), len(self.std))
-        if expected > 1 and inputs.shape[-3] != expected:  # else a gray image would become a colour one
+        if expected > 1 and inputs.shape[-3] != expected:  # else a gray image would become a color one
             raise ValueError(f"expected {expected} channels, got inputs {tuple(inputs.shape)}")
         return self.model((inputs - self.mean) / self.std)  # type: ignore[no-any-return]
 

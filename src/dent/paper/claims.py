@@ -98,7 +98,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """What becomes of a claim: by the numbers found here, in the worst case, by the paper's own."""
 
     claim: Claim
@@ -121,15 +121,15 @@ def claims() -> tuple[Claim, ...]:
     return read_claims(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
 
 
-def judge(claim: Claim, measured: Mapping[str, Evidence]) -> Judgement:
+def judge(claim: Claim, measured: Mapping[str, Evidence]) -> Judgment:
     """What the numbers measured, by reference, say of a claim."""
     known = {one: measured[one] for one in claim.references if one in measured}
     verdict, evidence = _weigh(claim, lambda one: _number(claim, known.get(one), worst=False))
     published = published_verdict(claim, {one: found.number.published for one, found in known.items()})
     if not claim.worst or not any(found.worst_points for found in known.values()):
-        return Judgement(claim, verdict, None, evidence, (), published)
+        return Judgment(claim, verdict, None, evidence, (), published)
     worst_verdict, worst_evidence = _weigh(claim, lambda one: _number(claim, known.get(one), worst=True))
-    return Judgement(claim, verdict, worst_verdict, evidence, worst_evidence, published)
+    return Judgment(claim, verdict, worst_verdict, evidence, worst_evidence, published)
 
 
 def published_verdict(claim: Claim, published: Mapping[str, float | None]) -> Verdict:

@@ -28,7 +28,7 @@ class Estimated:
 
     table: str  # the first that needs it
     loads: str
-    defence: str
+    defense: str
     ball: str
     data: str
     n: int | None
@@ -55,7 +55,7 @@ def estimate_tables(chosen: Sequence[Table], scale: Scale, *, device: str = "cpu
                 Estimated(
                     table=table.name,
                     loads=work.model,
-                    defence=work.defence,
+                    defense=work.defense,
                     ball=f"{work.norm} {eps_text(work.eps)}",
                     data=work.data,
                     n=work.n,

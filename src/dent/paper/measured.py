@@ -63,7 +63,7 @@ class Measured:
             "worst": self.worst.to_json() if self.worst else None,
             "model": work.model if work else None,
             "stands_in_for": number.ask.model if work and work.stands_in else None,
-            "defence": number.ask.defence,
+            "defense": number.ask.defense,
             "norm": number.ask.norm,
             "eps": number.ask.eps,
             "attacks": list(work.attacks) if work else None,
@@ -73,7 +73,7 @@ class Measured:
 
 
 def measure(number: Number, work: Work | None, found: Found | None, other: Found | None) -> Measured:
-    """What was found for a number; `other` is of the defence that it is compared with."""
+    """What was found for a number; `other` is of the defense that it is compared with."""
     ask = number.ask
     if work is None:
         return Measured(number, None, missing="left out at this scale")

@@ -13,7 +13,7 @@ from typing import Any
 
 from dent.evaluation import Evaluation, make_evaluation
 from dent.evaluation.plan import sketch_plan
-from dent.paper.claims import Judgement, claims, judge
+from dent.paper.claims import Judgment, claims, judge
 from dent.paper.found import Found
 from dent.paper.measured import Measured, measure
 from dent.paper.scales import Scale, Work, find_scale, resolve
@@ -74,7 +74,7 @@ class Reproduction:
         found = (self.found.get(self.key(one.work)) for one in numbers if one.work)
         return not any(one.missing for one in numbers) and not any(one and one.missing for one in found)
 
-    def judgements(self) -> list[Judgement]:
+    def judgments(self) -> list[Judgment]:
         """Every claim of the paper's text, judged by these numbers."""
         evidence: dict[str, Measured] = {}
         for table in tables().values():
@@ -119,13 +119,13 @@ def _with_data(scale: Scale, data: Mapping[str, str]) -> Scale:
 
 def compared_with(ask: Ask) -> Ask | None:
     """What a difference is a difference to."""
-    return replace(ask, defence=ask.minus, minus=None) if ask.minus else None
+    return replace(ask, defense=ask.minus, minus=None) if ask.minus else None
 
 
 def evaluation_of(work: Work, *, seed: int, device: str) -> Evaluation:
     return make_evaluation(
         models=(work.model,),
-        defenses=(work.defence,),
+        defenses=(work.defense,),
         suite="none",
         attacks=work.attacks,
         data=work.data,

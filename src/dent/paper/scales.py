@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dent.defense.settings import PRESETS
-from dent.evaluation.defences import defence_text
+from dent.evaluation.defenses import defense_text
 from dent.evaluation.suites import attack_text
 from dent.evaluation.texts import split_text
 from dent.names import check_known, lookup
@@ -59,7 +59,7 @@ class Scale:
     attacks: those of each set, as `attack_text` writes them.
     adaptive: those made for adaptation, which are run beside them for the worst case.
     protocol: sets beside which the reference AutoAttack is run as the paper did.
-    most_updates: of a defence. most_attack_steps: where the paper varies them.
+    most_updates: of a defense. most_attack_steps: where the paper varies them.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Work:
 
     model: str
     data: str
-    defence: str
+    defense: str
     norm: str
     eps: float
     attacks: tuple[str, ...]
@@ -138,7 +138,7 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
     >>> from dent.paper.tables import find_number
     >>> work = resolve(find_number("table-3/CIFAR-10 ResNet-26-4/madry2018/adversarial dent").ask,
     ...                find_scale("cpu"), "table-3")
-    >>> work.model, work.defence, work.attacks[0]
+    >>> work.model, work.defense, work.attacks[0]
     ('resnet20-at', 'dent:statistics=test,steps=10', 'apgd-ce:steps=10')
     """
     own = scale.tables.get(table, Budget())
@@ -157,7 +157,7 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
     return Work(
         model=standing.model,
         data=standing.data,
-        defence=_capped(ask.defence, scale.most_updates),
+        defense=_capped(ask.defense, scale.most_updates),
         norm=ask.norm,
         eps=ask.eps,
         attacks=attacks,
@@ -179,16 +179,16 @@ def _with_steps(text: str, steps: int) -> str:
     return attack_text(f"{text}{',' if ':' in text else ':'}steps={steps}")
 
 
-def _capped(defence: str, most: int | None) -> str:
-    """The defence with at most so many updates.
+def _capped(defense: str, most: int | None) -> str:
+    """The defense with at most so many updates.
 
     >>> _capped("dent:statistics=test", 2), _capped("dent+:steps=1", 2), _capped("static", 2)
     ('dent:statistics=test,steps=2', 'dent+:steps=1', 'static')
     """
-    preset, settings = split_text(defence, "dent+")
+    preset, settings = split_text(defense, "dent+")
     if most is None or settings.get("steps", PRESETS[preset].steps) <= most:
-        return defence
-    return defence_text({"preset": preset, **settings, "steps": most})
+        return defense
+    return defense_text({"preset": preset, **settings, "steps": most})
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dent.evaluation.attacks import attack_named
-from dent.evaluation.defences import defence_text
+from dent.evaluation.defenses import defense_text
 from dent.fields import number
 from dent.names import check_known, lookup
 
@@ -35,12 +35,12 @@ class Ask:
     attack: a set of attacks, one of `SETS`; a scale says which these are.
     attack_steps: of each of them, where the paper varies them.
     measure: one of `MEASURES`, or the accuracy under the attack or in the scenario of that name.
-    minus: a defence; the number is the difference to that defence's.
+    minus: a defense; the number is the difference to that defense's.
     battle: whether an attack is recorded step by step besides.
     """
 
     model: str
-    defence: str  # as `defence_text` writes it
+    defense: str  # as `defense_text` writes it
     norm: str
     eps: float
     attack: str
@@ -176,7 +176,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-_CELL = ("model", "defence", "settings", "ball", "attack", "attack_steps", "batch_size", "measure")
+_CELL = ("model", "defense", "settings", "ball", "attack", "attack_steps", "batch_size", "measure")
 CELL = (*_CELL, "minus", "battle")  # what a table, its parts, rows and columns can say of a number
 
 
@@ -217,15 +217,15 @@ def _ask(where: str, levels: Sequence[Mapping[str, Any]]) -> Ask:
     for level in levels:
         settings |= level.get("settings", {})
         said |= {key: level[key] for key in CELL if key in level}
-    if missing := [key for key in ("model", "defence", "ball", "attack") if key not in said]:
+    if missing := [key for key in ("model", "defense", "ball", "attack") if key not in said]:
         raise ValueError(f"{where}: expected {' and '.join(missing)}, which nothing says")
     said.pop("settings", None)
     try:
-        # What is varied of a defence is nothing of the model without one.
-        defence = {"preset": said["defence"], **({} if said["defence"] == "static" else settings)}
-        said["defence"] = defence_text(defence)
+        # What is varied of a defense is nothing of the model without one.
+        defense = {"preset": said["defense"], **({} if said["defense"] == "static" else settings)}
+        said["defense"] = defense_text(defense)
         if said.get("minus") is not None:
-            said["minus"] = defence_text(said["minus"])
+            said["minus"] = defense_text(said["minus"])
         said["norm"], said["eps"] = ball(said.pop("ball"))
         lookup("set of attacks", said["attack"], dict.fromkeys(SETS))
         if said.get("measure", "natural") not in MEASURES:

@@ -20,7 +20,7 @@ class Value:
     detail: str = ""
     mark: str = ""  # a word that sets it apart: best, worst
     strong: bool = False  # the number to look at
-    tone: str = ""  # of its colour: good or bad; its text says so too
+    tone: str = ""  # of its color: good or bad; its text says so too
 
     @classmethod
     def of(cls, text: str, marks: Sequence[str] = ("best", "worst")) -> Value:
@@ -67,7 +67,7 @@ class Record:
 
     name: str
     battle: Mapping[str, Any]
-    defence: str = "defended"
+    defense: str = "defended"
 
 
 @dataclass(frozen=True)

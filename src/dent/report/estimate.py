@@ -12,7 +12,7 @@ def estimate_rows(estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
     """A row for each attack on each cell."""
     return [
         {
-            "model, defence, ball": str(one.cell),
+            "model, defense, ball": str(one.cell),
             "attack": one.attack,
             "units": one.units,
             "forwards": f"{one.forwards:,.0f}",

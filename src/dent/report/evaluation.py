@@ -14,11 +14,11 @@ from dent.evaluation.table import folded, remarks, section_lines
 
 WIDTH = 100  # where nobody watches, and at the most: longer lines are hard to follow
 STYLES = {"title": "bold", "header": "bold", "group": "cyan", "row": "", "note": "dim"}
-COLOURS = {BEST: "green", WORST: "red"}
+COLORS = {BEST: "green", WORST: "red"}
 
 
 def show_results(results: Results) -> None:
-    """Print all tables, the best and the worst in colour, then findings and what is missing.
+    """Print all tables, the best and the worst in color, then findings and what is missing.
 
     It is the text of `Results.table`, in the width of the terminal.
     """
@@ -45,8 +45,8 @@ def _show(section: Section, console: Console) -> None:
     for role, line in section_lines(section, _width(console)):
         text = Text(line, STYLES[role])
         if role == "row":
-            for mark, colour in COLOURS.items():
-                text.highlight_regex(rf" {mark} [\d.]+", f"bold {colour}")
+            for mark, color in COLORS.items():
+                text.highlight_regex(rf" {mark} [\d.]+", f"bold {color}")
         _print(console, text)
 
 

@@ -20,7 +20,7 @@ BATTLE = (
 )
 GALLERY = (
     "The same images at the end: as they are, attacked for the static model, attacked for the defended "
-    "one, and what both models say to each. Perturbations are magnified; grey is no change."
+    "one, and what both models say to each. Perturbations are magnified; gray is no change."
 )
 
 
@@ -48,7 +48,7 @@ def evaluation_page(results: Results) -> Page:
 
 
 def headlines(results: Results) -> list[str]:
-    """For each model in a ball what its best defence claims, and what of that stands; the best first."""
+    """For each model in a ball what its best defense claims, and what of that stands; the best first."""
     places: dict[tuple[str, str], list[CellResult]] = {}
     for cell in results.cells:
         if cell.worst.n:
@@ -65,7 +65,7 @@ def headlines(results: Results) -> list[str]:
 
 def _headline(cell: CellResult) -> str:
     place = f"{cell.cell.model}, {ball_text(cell.cell)}"
-    name = f"{'The static model' if cell.cell.static else cell.cell.defence} ({place})"
+    name = f"{'The static model' if cell.cell.static else cell.cell.defense} ({place})"
     stands = f"{cell.worst.percent:.1f} % stands"
     text = f"{name}: {stands}"
     if cell.claimed is not None and cell.claimed.n:
@@ -101,7 +101,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     yield Text("How to read it", (HOW_TO_READ,), level=3)
     yield from evaluation_plots(results)
     records = [
-        Record(str(cell.cell), battle, cell.cell.defence)
+        Record(str(cell.cell), battle, cell.cell.defense)
         for cell in results.cells
         if (battle := cell.battle) and battle.get("images")
     ]

@@ -10,7 +10,7 @@ from dent.evaluation.wording import NOTHING, ball_text, cost_text, interval_text
 from dent.report import plots
 from dent.report.page import Plot, Rows, Table, Value
 
-MODEL = {"label": "defence", "series": "model"}  # columns of tables, by the names of the rows
+MODEL = {"label": "defense", "series": "model"}  # columns of tables, by the names of the rows
 BESIDE = "Marks that would lie upon one another stand side by side."
 
 
@@ -38,7 +38,7 @@ def _attacks(title: str, cells: Sequence[CellResult]) -> Plot:
         kinds = {"natural": "natural", "worst case": "worst case"} | cell.kinds
         rows += [
             {
-                "group": cell.cell.defence + "*" * cell.cumulative,
+                "group": cell.cell.defense + "*" * cell.cumulative,
                 "what": name,
                 "kind": kinds.get(name, "direct"),
                 "percent": score.percent,
@@ -52,9 +52,9 @@ def _attacks(title: str, cells: Sequence[CellResult]) -> Plot:
             for name, score in scores.items()
             if score.n
         ]
-    columns = {"group": "defence", "what": "under", "kind": "kind", "figure": "accuracy in %"}
+    columns = {"group": "defense", "what": "under", "kind": "kind", "figure": "accuracy in %"}
     notes = [
-        "adaptive: made for defences that adapt. Lines: 95 % intervals. Click a kind to see it alone."
+        "adaptive: made for defenses that adapt. Lines: 95 % intervals. Click a kind to see it alone."
     ]
     if any(cell.cumulative for cell in cells):
         notes.append("*: each attack was given only what those before it left standing.")
@@ -119,22 +119,22 @@ def _costs(rows: Sequence[dict[str, Any]]) -> Plot:
 
 
 def _against_eps(norm: str, cells: Sequence[CellResult]) -> Iterator[Plot]:
-    """A line for each model with a defence that was attacked in balls of several sizes."""
+    """A line for each model with a defense that was attacked in balls of several sizes."""
     lines: dict[tuple[str, str], list[CellResult]] = {}
     for cell in cells:
-        lines.setdefault((cell.cell.model, cell.cell.defence), []).append(cell)
+        lines.setdefault((cell.cell.model, cell.cell.defense), []).append(cell)
     lines = {key: found for key, found in lines.items() if len({one.cell.eps for one in found}) > 1}
     if not lines:
         return
     eps = f"eps ({norm}, of 255)" if norm == "linf" else f"eps ({norm})"
     rows = []
-    for (model, defence), found in lines.items():
+    for (model, defense), found in lines.items():
         scores = {0.0: found[0].natural} | {one.cell.eps: one.worst for one in found}
         rows += [
             {
                 eps: size * 255 if norm == "linf" else size,
                 "accuracy in %": score.percent,
-                "of": f"{model}, {defence}",
+                "of": f"{model}, {defense}",
                 "low": score.low,
                 "high": score.high,
                 "n": score.n,
@@ -145,13 +145,13 @@ def _against_eps(norm: str, cells: Sequence[CellResult]) -> Iterator[Plot]:
             for size, score in sorted(scores.items())
         ]
     spec = plots.curve(rows, eps, "accuracy in %", "of", "low", "high")
-    columns = {"of": "model, defence", "eps_text": eps, "figure": "accuracy in %"}
+    columns = {"of": "model, defense", "eps_text": eps, "figure": "accuracy in %"}
     numbers = _numbers(rows, columns | {"interval": "95 % interval", "n": "n"})
     yield Plot(f"Worst case against eps, {norm}", spec, numbers, ("eps = 0: natural accuracy.",))
 
 
 def _named(cell: CellResult) -> dict[str, Any]:
-    return {"series": f"{cell.cell.model}, {ball_text(cell.cell)}", "label": cell.cell.defence}
+    return {"series": f"{cell.cell.model}, {ball_text(cell.cell)}", "label": cell.cell.defense}
 
 
 def _text(score: Score | None) -> str:

@@ -137,7 +137,7 @@ def _value(value: Value) -> str:
 
 
 def _breakable(text: str) -> str:
-    """Names of defences are long: they may go on in another line behind a colon or a comma."""
+    """Names of defenses are long: they may go on in another line behind a colon or a comma."""
     return re.sub(r"([:,])(?=\w)", r"\1<wbr>", escape(text)) if sort_key(text) is None else escape(text)
 
 
@@ -167,7 +167,7 @@ def _plot(plot: Plot, data: Data) -> str:
 
 def _battle(block: Battle, data: Data) -> str:
     records = [
-        {"name": one.name, "defence": one.defence, "battle": data.number_of(one.battle)}
+        {"name": one.name, "defense": one.defense, "battle": data.number_of(one.battle)}
         for one in block.records
     ]
     return (

@@ -13,7 +13,7 @@ from rich.text import Text
 from dent.evaluation import wording
 from dent.evaluation.attacks import kind_of
 from dent.evaluation.wording import NOTHING, points_text
-from dent.paper.claims import Judgement
+from dent.paper.claims import Judgment
 from dent.paper.measured import Measured
 from dent.paper.reproduction import Reproduction
 from dent.paper.scales import Work
@@ -96,7 +96,7 @@ def notes(found: Reproduction, table: Table) -> list[str]:
             what = f"{one.work.model}, {one.work.note}," if one.work.note else one.work.model
             stands.setdefault(what, {})[one.number.ask.model] = None
     said += [f"{model} stands in for {', '.join(paper)}." for model, paper in stands.items()]
-    if any(one.work.defence not in (one.number.ask.defence, "static") for one in numbers if one.work):
+    if any(one.work.defense not in (one.number.ask.defense, "static") for one in numbers if one.work):
         said.append(f"At this scale, updates are at most {found.scale.most_updates}.")
     counts = sorted({one.n for one in numbers if one.n})
     if counts:
@@ -145,7 +145,7 @@ VERDICTS = {
 }
 
 
-def claim_rows(judgements: Sequence[Judgement]) -> list[dict[str, str]]:
+def claim_rows(judgments: Sequence[Judgment]) -> list[dict[str, str]]:
     """A line for each claim: the paper's own numbers, here, and in the worst case."""
     return [
         {
@@ -156,7 +156,7 @@ def claim_rows(judgements: Sequence[Judgement]) -> list[dict[str, str]]:
             "in the worst case": VERDICTS[one.worst_verdict] if one.worst_verdict else NOTHING,
             "evidence": "; ".join(one.evidence),
         }
-        for one in judgements
+        for one in judgments
     ]
 
 
@@ -172,7 +172,7 @@ def paper_markdown(found: Reproduction) -> str:
     if absent := not_begun(found):
         lines += ["## Not measured", "", *(f"- {_plain(line)}" for line in absent), ""]
     lines += ["## Claims of the paper's text", ""]
-    rows = claim_rows(found.judgements())
+    rows = claim_rows(found.judgments())
     columns = [name for name in rows[0] if name != "evidence"]
     lines += [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(_escaped(row[name]) for name in columns)} |" for row in rows]
@@ -252,22 +252,20 @@ STYLES = {
 }
 
 
-def show_claims(judgements: Sequence[Judgement]) -> None:
+def show_claims(judgments: Sequence[Judgment]) -> None:
     """Print each claim with its verdicts."""
     console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=160)
     shown = RichTable(box=None, header_style="bold", pad_edge=False)
-    rows = claim_rows(judgements)
+    rows = claim_rows(judgments)
     for column in rows[0]:
         if column != "evidence":
             shown.add_column(column, overflow="fold")
     for row in rows:
-        shown.add_row(
-            *(Text(value, _colour(value)) for name, value in row.items() if name != "evidence")
-        )
+        shown.add_row(*(Text(value, _color(value)) for name, value in row.items() if name != "evidence"))
     console.print(shown)
 
 
-def _colour(text: str) -> str:
+def _color(text: str) -> str:
     return {"holds here": "green", "does not hold here": "red"}.get(text, "")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dent.evaluation import wording
 from dent.evaluation.wording import NOTHING
-from dent.paper.claims import Judgement
+from dent.paper.claims import Judgment
 from dent.paper.measured import Measured
 from dent.paper.reproduction import Reproduction
 from dent.paper.tables import Table as PaperTable
@@ -38,22 +38,22 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 def paper_page(found: Reproduction) -> Page:
     """Everything that was found at a scale, whatever of it there is."""
     begun = found.begun()
-    judgements = found.judgements()
+    judgments = found.judgments()
     facts = [("scale", found.scale.name), ("tables", str(len(begun))), ("seed", str(found.seed))]
     facts += [("evaluations", str(len(found.found))), ("device", found.device)]
     return Page(
         title="The paper, reproduced",
-        lead=(*summary(judgements), f"Scale {found.scale.name}: {found.scale.title}."),
+        lead=(*summary(judgments), f"Scale {found.scale.name}: {found.scale.title}."),
         facts=facts,
-        blocks=tuple(_blocks(found, begun, judgements)),
+        blocks=tuple(_blocks(found, begun, judgments)),
         alerts=tuple(_alerts(found)),
     )
 
 
-def summary(judgements: Sequence[Judgement]) -> list[str]:
+def summary(judgments: Sequence[Judgment]) -> list[str]:
     """How many of the claims hold, by the paper's attacks and in the worst case."""
-    here = Counter(one.verdict for one in judgements)
-    worst = Counter(one.worst_verdict for one in judgements if one.worst_verdict)
+    here = Counter(one.verdict for one in judgments)
+    worst = Counter(one.worst_verdict for one in judgments if one.worst_verdict)
     if not any(here[verdict] for verdict in ("holds", "does not hold")):
         return ["Nothing can be told of the paper's claims yet."]
 
@@ -69,17 +69,17 @@ def summary(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def _blocks(
-    found: Reproduction, begun: Sequence[PaperTable], judgements: Sequence[Judgement]
+    found: Reproduction, begun: Sequence[PaperTable], judgments: Sequence[Judgment]
 ) -> Iterator[Block]:
-    yield _claims(judgements)
-    behind = list(map(_evidence, judgements))
+    yield _claims(judgments)
+    behind = list(map(_evidence, judgments))
     yield Text("The numbers behind each claim", items=behind, folded=True, level=3)
     if begun:
         yield Text("How to read the tables", (STANDS_IN,), HOW_TO_READ, level=3)
     for table in begun:
         yield from _table_blocks(found, table)
     records = [
-        Record(str(cell), one.battle, cell.defence)
+        Record(str(cell), one.battle, cell.defense)
         for one in found.found.values()
         for cell in one.evaluation.cells()
         if one.battle and one.battle.get("images")
@@ -91,16 +91,16 @@ def _blocks(
         yield Text("Not measured", items=absent, folded=len(absent) > 5)
 
 
-def _claims(judgements: Sequence[Judgement]) -> Table:
+def _claims(judgments: Sequence[Judgment]) -> Table:
     columns = ["claim", "here", "worst case", "published"]
     rows = []
-    for one in judgements:
+    for one in judgments:
         said = (one.verdict, one.worst_verdict or NOTHING, one.published_verdict)
         rows.append([Value(one.claim.text, one.claim.where), *map(_verdict, said)])
     return Table("What the paper says, and what holds", columns, [Rows(rows)], CLAIM_NOTES)
 
 
-def _evidence(one: Judgement) -> str:
+def _evidence(one: Judgment) -> str:
     read = f" {one.claim.note}" if one.claim.note else ""
     worst = f" In the worst case: {'; '.join(one.worst_evidence)}." if one.worst_evidence else ""
     return f"{one.claim.text}{read} Here: {'; '.join(one.evidence)}.{worst}"

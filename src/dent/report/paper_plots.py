@@ -72,7 +72,7 @@ def _measurement(numbers: Sequence[Measured]) -> tuple[Any, ...]:
 
 
 def _curve(title: str, points: Sequence[Mapping[str, Any]], x: str, y: str) -> Plot:
-    """A colour for each row; shape and dashes say whether it is ours."""
+    """A color for each row; shape and dashes say whether it is ours."""
     points = sorted(points, key=lambda one: (one["row"], list(KINDS).index(one["kind"])))
     drawn: list[dict[str, Any]] = []
     rows: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """Plots as Vega-Lite specifications, made from plain rows; `look` is what they have in common.
 
-Text and axes have the colour of the text around them. The other colours can be told apart on a light and
-on a dark ground and by people who see fewer colours; shapes or labels say the same.
+Text and axes have the color of the text around them. The other colors can be told apart on a light and
+on a dark ground and by people who see fewer colors; shapes or labels say the same.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def attack_bars(rows: Sequence[Row]) -> Spec:
     x = {"field": "percent", "type": "quantitative", "scale": {"domain": [0, 100]}}
     x["axis"] = {"values": [0, 20, 40, 60, 80, 100]}
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
-    colour = {"field": "kind", "type": "nominal", "scale": _range(kinds, [KINDS[k] for k in kinds])}
-    tooltip = _tooltip(group="defence", what="under", kind="kind", accuracy="accuracy")
+    color = {"field": "kind", "type": "nominal", "scale": _range(kinds, [KINDS[k] for k in kinds])}
+    tooltip = _tooltip(group="defense", what="under", kind="kind", accuracy="accuracy")
     tooltip += _tooltip(interval="95 % interval", n="n")
     bars = _layer({"type": "bar", "height": {"band": 0.66}, "cornerRadiusEnd": 2}, y=y, tooltip=tooltip)
-    bars["encoding"] |= {"x": x | {"title": "accuracy in %"}, "color": colour, "opacity": _picked(0.9)}
+    bars["encoding"] |= {"x": x | {"title": "accuracy in %"}, "color": color, "opacity": _picked(0.9)}
     bars["params"] = [_legend_click("kind")]
     shown = [{"filter": "!datum.heading"}]
     low, high = {**x, "field": "low"}, {"field": "high"}
@@ -108,17 +108,17 @@ def claims(rows: Sequence[Row]) -> Spec:
     top = max(max(row["worst"], row["claimed"] or 0) for row in rows)
     y: Spec = {"type": "quantitative", "title": "robust accuracy in %"}
     y["scale"] = {"domain": [0, min(110, 10 * math.ceil((top + 8) / 10))], "nice": False}
-    colour = _series(rows)
-    tooltip = _tooltip(series="model", label="defence", natural_text="natural", claimed_text="claimed")
+    color = _series(rows)
+    tooltip = _tooltip(series="model", label="defense", natural_text="natural", claimed_text="claimed")
     tooltip += _tooltip(worst_text="worst case", n="n")
-    both = {"x": x, "color": colour, "tooltip": tooltip, "opacity": _picked(1)}
+    both = {"x": x, "color": color, "tooltip": tooltip, "opacity": _picked(1)}
     claimed, worst = {**y, "field": "claimed"}, {**y, "field": "worst"}
     fall = _layer(
         {"type": "rule", "strokeWidth": 2.5, **BESIDE}, **both, y=claimed, y2={"field": "worst"}
     )
     ring = _layer({"type": "point", "size": 80, "strokeWidth": 2, **BESIDE}, **both, y=claimed)
     dot = _layer({"type": "point", "filled": True, "size": 120, **BESIDE}, **both, y=worst)
-    dot["encoding"]["shape"] = {**colour, "scale": _range(colour["scale"]["domain"], SHAPES)}
+    dot["encoding"]["shape"] = {**color, "scale": _range(color["scale"]["domain"], SHAPES)}
     dot["params"] = [_legend_click("series")]
     for part in (fall, ring):
         part["transform"] = [{"filter": "isValid(datum.claimed)"}]
@@ -130,7 +130,7 @@ def claims(rows: Sequence[Row]) -> Spec:
 
 
 def cost_gain(rows: Sequence[Row]) -> Spec:
-    """What a defence costs against what it gains over the static model, which is the line at zero.
+    """What a defense costs against what it gains over the static model, which is the line at zero.
 
     rows: series, label, cost (a multiple of the static model's), gain (in points), low, high; to be read
     `cost_text`, `gain_text`, `interval`, `p`, `n`.
@@ -139,10 +139,10 @@ def cost_gain(rows: Sequence[Row]) -> Spec:
     x["scale"] = {"domain": [0, 1.3 * max(row["cost"] for row in rows)], "nice": False}
     x["axis"] = {"tickCount": 6}
     y = {"type": "quantitative", "title": "worst case minus static, in points"}
-    colour = _series(rows)
-    tooltip = _tooltip(series="model", label="defence", cost_text="cost", gain_text="gain")
+    color = _series(rows)
+    tooltip = _tooltip(series="model", label="defense", cost_text="cost", gain_text="gain")
     tooltip += _tooltip(interval="95 % interval", p="p", n="n")
-    both = {"x": x, "color": colour, "tooltip": tooltip, "opacity": _picked(1)}
+    both = {"x": x, "color": color, "tooltip": tooltip, "opacity": _picked(1)}
     zero: Spec = {"data": {"values": [{"zero": 0}]}, "mark": {"type": "rule", "strokeDash": [4, 4]}}
     zero["encoding"] = {"y": {"field": "zero", "type": "quantitative"}, "opacity": {"value": 0.6}}
     bar = _layer({"type": "rule", "strokeWidth": 2, **BESIDE}, **both, y={**y, "field": "low"})
@@ -150,7 +150,7 @@ def cost_gain(rows: Sequence[Row]) -> Spec:
     dot = _layer(
         {"type": "point", "filled": True, "size": 110, **BESIDE}, **both, y={**y, "field": "gain"}
     )
-    dot["encoding"]["shape"] = {**colour, "scale": _range(colour["scale"]["domain"], SHAPES)}
+    dot["encoding"]["shape"] = {**color, "scale": _range(color["scale"]["domain"], SHAPES)}
     dot["params"] = [_legend_click("series")]
     text = {"type": "text", **LABEL, **BESIDE}
     name = _layer(text, x=x, y={**y, "field": "gain"}, text={"field": "label"}, opacity=_picked(1))
@@ -193,17 +193,17 @@ def curve(
     across["axis"] = {"grid": False, "labelOverlap": True, "format": "~r" if log else ".6~g"}
     across["axis"] |= {"values": values} if len(values) <= 12 else {}
     up: Spec = {"type": "quantitative", "title": y, "scale": {"zero": percent}}
-    colour = _series(data)
+    color = _series(data)
     tooltip = _tooltip(series="series", x=x, y=y, interval="95 % interval", n="n")
     tooltip[2]["format"] = ".1f" if percent else "~g"
-    both = {"x": across, "color": colour, "opacity": _picked(1)}
+    both = {"x": across, "color": color, "opacity": _picked(1)}
     line = _layer({"type": "line", "strokeWidth": 2}, **both, y={**up, "field": "y"})
     line["encoding"]["strokeDash"] = {
         "field": "line", "type": "nominal", "legend": None,
         "scale": _range(["own", "other"], [[1, 0], [5, 4]]),
     }  # fmt: skip
     dot = _layer({"type": "point", "filled": True, "size": 60}, **both, y={**up, "field": "y"})
-    dot["encoding"] |= {"shape": {**colour, "scale": _range(colour["scale"]["domain"], SHAPES)}}
+    dot["encoding"] |= {"shape": {**color, "scale": _range(color["scale"]["domain"], SHAPES)}}
     dot["encoding"] |= {"tooltip": tooltip}
     dot["params"] = [_legend_click("series")]
     bar = _layer({"type": "rule", "strokeWidth": 1.2, "strokeOpacity": 0.6}, **both)
@@ -269,8 +269,8 @@ def _range(domain: Sequence[Any], values: Sequence[Any]) -> Spec:
 
 def _series(rows: Sequence[Row]) -> Spec:
     names = list(dict.fromkeys(row["series"] for row in rows))
-    colour: Spec = {"field": "series", "type": "nominal", "scale": _range(names, PALETTE)}
-    return colour if len(names) > 1 else colour | {"legend": None}
+    color: Spec = {"field": "series", "type": "nominal", "scale": _range(names, PALETTE)}
+    return color if len(names) > 1 else color | {"legend": None}
 
 
 def _legend_click(of: str) -> Spec:

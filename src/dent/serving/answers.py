@@ -1,4 +1,4 @@
-"""What a defence answers to each input, before and after adaptation, beside the static model."""
+"""What a defense answers to each input, before and after adaptation, beside the static model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Prediction:
 class Answer:
     """What the defended model says of one input, and how it came to that.
 
-    defended, static: the predictions of the model with its defence, and without.
+    defended, static: the predictions of the model with its defense, and without.
     entropy_before: that of the defended model before its first update, smoothing and statistics
     included; after the last one it is `defended.entropy`.
     steps: how many updates there were.
@@ -75,32 +75,32 @@ class Failed(Exception):  # noqa: N818 - beside Refused
 
 
 def answer_batch(
-    defence: Dent, inputs: Tensor, steps: int | None = None, *, classes: Sequence[str] = ()
+    defense: Dent, inputs: Tensor, steps: int | None = None, *, classes: Sequence[str] = ()
 ) -> list[Answer]:
     """Answer every input of a batch: adapt to it, predict it, forget.
 
-    Where the defence is independent, an input is answered as it would be alone, to the last digits of
-    float: in another batch, sums are made in another order. Of other defences, every answer depends on
+    Where the defense is independent, an input is answered as it would be alone, to the last digits of
+    float: in another batch, sums are made in another order. Of other defenses, every answer depends on
     all inputs of the batch. Logits that are not finite, of any input, are `Failed` for the batch.
 
-    steps: how many updates, if not the defence's own; no more than these.
+    steps: how many updates, if not the defense's own; no more than these.
     classes: names of the classes; numbers if there are none.
 
     >>> from torch import nn
     >>> from dent.defense import defend
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
-    >>> defence = defend(model, "dent", steps=3)
-    >>> answer, _ = answer_batch(defence, torch.rand(2, 3, 8, 8), classes=("a", "b"))
+    >>> defense = defend(model, "dent", steps=3)
+    >>> answer, _ = answer_batch(defense, torch.rand(2, 3, 8, 8), classes=("a", "b"))
     >>> answer.defended.name in "ab", len(answer.static.probabilities), answer.steps
     (True, 2, 3)
     """
-    own = defence.settings.steps
+    own = defense.settings.steps
     count = own if steps is None else steps
     if not 0 <= count <= own:
-        raise ValueError(f"steps: expected 0 to {own}, the defence's own, got {steps}")
+        raise ValueError(f"steps: expected 0 to {own}, the defense's own, got {steps}")
     start = perf_counter()
     try:
-        before, after, static = _logits(defence, inputs, count)
+        before, after, static = _logits(defense, inputs, count)
     except (ValueError, RuntimeError) as error:
         raise Failed(f"the model cannot answer: {error}") from error
     seconds = perf_counter() - start
@@ -115,24 +115,24 @@ def answer_batch(
     ]
 
 
-def _logits(defence: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def _logits(defense: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of the defended model before and after its updates, and of the static one."""
     with torch.no_grad():
-        state = defence.adapt(inputs, steps=steps, gradient="stale")
-        after = defence.predict(inputs, state)
+        state = defense.adapt(inputs, steps=steps, gradient="stale")
+        after = defense.predict(inputs, state)
         before = state.trace.logits[0] if steps else after
-        changed = defence.settings.blur != "off" or defence.settings.test_share > 0
+        changed = defense.settings.blur != "off" or defense.settings.test_share > 0
         # Where neither inputs nor statistics are changed, the first update has seen the static model.
-        return before, after, _static(defence)(inputs) if changed else before
+        return before, after, _static(defense)(inputs) if changed else before
 
 
-_STATIC: WeakKeyDictionary[Dent, Dent] = WeakKeyDictionary()  # made once for each defence
+_STATIC: WeakKeyDictionary[Dent, Dent] = WeakKeyDictionary()  # made once for each defense
 
 
-def _static(defence: Dent) -> Dent:
-    if defence not in _STATIC:
-        _STATIC[defence] = Dent(defence.model, PRESETS["static"], name="static")
-    return _STATIC[defence]
+def _static(defense: Dent) -> Dent:
+    if defense not in _STATIC:
+        _STATIC[defense] = Dent(defense.model, PRESETS["static"], name="static")
+    return _STATIC[defense]
 
 
 def _predictions(logits: Tensor, classes: Sequence[str]) -> list[Prediction]:

@@ -125,7 +125,7 @@ def make_app(
         openapi_extra={"requestBody": request_body(serving)},
     )  # fmt: skip
     async def predicted(request: Request) -> Any:
-        """Predict one image or several, with the defence and without it."""
+        """Predict one image or several, with the defense and without it."""
         with admission.place():
             found = await in_time(request)
         metrics.answered(found)

@@ -66,7 +66,7 @@ class Batches:
     compute: answers a batch; as many are given to it at once as there are replicas, and one more full
     one for each, so that they need not wait for it.
     shared: whether clients share batches.
-    steps: updates of the defence.
+    steps: updates of the defense.
     batching: what collects items; Ray Serve's in a server.
     """
 
@@ -159,7 +159,7 @@ class Gate:
     def _admit(self) -> None:
         while self._line and len(self._inside) < self._size and self._has_replica():
             place = self._line.popleft()
-            if not place.done():  # else it was cancelled
+            if not place.done():  # else it was canceled
                 self._inside.add(place)
                 place.set_result(None)
 

@@ -19,7 +19,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from torch import Tensor
 
 from dent.defense import Dent
-from dent.evaluation.defences import as_defence
+from dent.evaluation.defenses import as_defense
 from dent.models import load_model
 from dent.serving.admission import Admission
 from dent.serving.answers import Failed, answer_batch
@@ -39,7 +39,7 @@ GRACE = 5.0  # seconds beyond the deadline, for the last answers on their way
 
 @dataclass(frozen=True)
 class Described:
-    """What clients are told of what is served; whether they share batches; updates of the defence."""
+    """What clients are told of what is served; whether they share batches; updates of the defense."""
 
     about: About
     shared: bool
@@ -48,22 +48,22 @@ class Described:
 
 def defended(serving: Serving) -> Dent:
     """The model that is served; what does not fit together is told here, before anyone asks it."""
-    defence = as_defence(load_model(serving.model).to(serving.device), serving.defense)
+    defense = as_defense(load_model(serving.model).to(serving.device), serving.defense)
     inputs = torch.zeros(1, 3, *serving.size, device=serving.device)
     try:
-        answer_batch(defence, inputs, classes=serving.classes)
+        answer_batch(defense, inputs, classes=serving.classes)
     except Failed as error:
         height, width = serving.size
         raise ValueError(
             f"expected a model of images of {height} x {width} pixels, got: {error}"
         ) from error
-    return defence
+    return defense
 
 
 def described(serving: Serving) -> Described:
     """What is served, and how its clients are kept apart; loads it, and so finds what is wrong."""
-    defence = defended(serving)
-    if defence.independent:
+    defense = defended(serving)
+    if defense.independent:
         isolation = "independent: an answer does not depend on what else is in its batch"
     elif serving.shared_batches:
         isolation = "shared batches: clients can change what others are answered"
@@ -71,8 +71,8 @@ def described(serving: Serving) -> Described:
         isolation = "own batches: an answer depends on the images of its own request only"
     return Described(
         {"model": serving.model, "defense": serving.defense, "isolation": isolation},
-        shared=defence.independent or serving.shared_batches,
-        steps=defence.settings.steps,
+        shared=defense.independent or serving.shared_batches,
+        steps=defense.settings.steps,
     )
 
 

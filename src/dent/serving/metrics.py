@@ -41,7 +41,7 @@ class Metrics:
         )  # fmt: skip
         self._images = Counter("dent_images", "Images that were answered", registry=None)
         self._changed = Counter(
-            "dent_images_changed", "Images whose class the defence changed", registry=None
+            "dent_images_changed", "Images whose class the defense changed", registry=None
         )
         self._batch_size = Histogram(
             "dent_batch_size", "Images computed at once", buckets=SIZES, registry=None

@@ -22,9 +22,9 @@ MAX_SCANS = 100  # of a JPEG; each is a pass over all pixels, and progressive fi
 def read_picture(body: bytes, kind: str, limits: Limits) -> Tensor:
     """The image (1, 3, H, W), uint8, of a file of one kind, "PNG" or "JPEG".
 
-    Its size comes from its header and is checked before anything is decoded. RGB of eight bits: grey is
+    Its size comes from its header and is checked before anything is decoded. RGB of eight bits: gray is
     repeated, palettes are looked up, transparency is dropped, sixteen bits lose their lower eight.
-    Orientation (EXIF) and colour profiles are ignored.
+    Orientation (EXIF) and color profiles are ignored.
     """
     readers = _readers()
     most = BESIDES + PER_PIXEL * math.prod(limits.size)
@@ -57,8 +57,8 @@ def _readers() -> dict[str, Any]:
 
 def _rgb(image: Any) -> NDArray[np.uint8]:
     image.load()
-    if image.mode.startswith("I"):  # sixteen bits of grey, which convert() would cut off at 255
-        grey = (np.asarray(image) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode.startswith("I"):  # sixteen bits of gray, which convert() would cut off at 255
+        gray = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(gray[:, :, None], 3, axis=2)
     image.info.pop("transparency", None)  # else convert() warns of what it drops
     return np.asarray(image.convert("RGB"))

@@ -23,8 +23,8 @@ from dent.serving.settings import Serving
 class Replica:
     """Computes batches in a thread of its own, so that it can be asked how it is meanwhile."""
 
-    def __init__(self, serving: Serving, defence: Dent) -> None:
-        self._serving, self._defence = serving, defence
+    def __init__(self, serving: Serving, defense: Dent) -> None:
+        self._serving, self._defense = serving, defense
         self._thread = ThreadPoolExecutor(1)  # only one, for each has torch start threads of its own
         self._began: float | None = None  # the batch that is being computed
 
@@ -41,7 +41,7 @@ class Replica:
 
     def _compute(self, images: NDArray[np.float32], sizes: list[int], steps: int) -> list[Answered]:
         def answer(inputs: Tensor) -> list[Answer]:
-            return answer_batch(self._defence, inputs, steps, classes=self._serving.classes)
+            return answer_batch(self._defense, inputs, steps, classes=self._serving.classes)
 
         self._began = time.perf_counter()
         try:

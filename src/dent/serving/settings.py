@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NewType
 
 from dent.data.cifar import CIFAR10, CIFAR100
-from dent.evaluation.defences import defence_text
+from dent.evaluation.defenses import defense_text
 from dent.fields import refuse, setting
 from dent.names import check_known
 
@@ -38,7 +38,7 @@ class Serving:
     """
 
     model: str = setting("resnet20-at", "model by name, see `dent list models`")
-    defense: str = setting(INDEPENDENT, "defence, as dent+ or dent:steps=10; static is none")
+    defense: str = setting(INDEPENDENT, "defense, as dent+ or dent:steps=10; static is none")
     device: str = setting("cpu", "cpu, cuda, cuda:1, mps")
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is all, for other machines too")
     port: int = setting(8000, "port to listen on")
@@ -63,7 +63,7 @@ class Serving:
     )
     shared_batches: bool = setting(
         False,
-        "put several clients into the batches of a defence that is not independent; RISK: any client can"
+        "put several clients into the batches of a defense that is not independent; RISK: any client can"
         " then change what the others are answered (poisoning)",
     )
     shed: int = setting(
@@ -73,7 +73,7 @@ class Serving:
     def __post_init__(self) -> None:
         faults: list[str] = []
         readers: dict[str, Callable[[Any], Any]] = {
-            "defense": defence_text,
+            "defense": defense_text,
             "max_wait": _time,
             "deadline": _deadline,
             "max_body": _bytes,
@@ -93,10 +93,10 @@ class Serving:
         return self.max_replicas or self.replicas
 
     def steps_for(self, own: int, waiting: int) -> int:
-        """How many updates an answer gets, of the defence's own, while so many requests wait.
+        """How many updates an answer gets, of the defense's own, while so many requests wait.
 
         All of them, unless `shed` is set: then from `shed` requests on fewer, in proportion to the room
-        that is left in the queue, but never none: a defence that a crowd can switch off is no defence.
+        that is left in the queue, but never none: a defense that a crowd can switch off is no defense.
 
         >>> serving = Serving(shed=64, queue=256)
         >>> [serving.steps_for(6, waiting) for waiting in (0, 63, 64, 128, 200, 256)]

@@ -119,7 +119,7 @@ def accuracy(what: str, correct: int, n: int) -> dict[str, Any]:
 
 
 def count_correct(model: nn.Module, dataset: Dataset, *, batch_size: int = 500) -> int:
-    """How many images of the data set the model classifies as labelled."""
+    """How many images of the data set the model classifies as labeled."""
     device = next(model.parameters()).device
     correct = 0
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""Attacks made for defences that adapt: each says which view of the defence, or of the batch, it takes.
+"""Attacks made for defenses that adapt: each says which view of the defense, or of the batch, it takes.
 
-They know of a defence what `DynamicDefence` says, `adapt` and `predict`; any that has these will do.
+They know of a defense what `DynamicDefense` says, `adapt` and `predict`; any that has these will do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dent.attacks.adaptive.lazy import Lazy, lazy
 from dent.attacks.adaptive.mixing import draw_companions, draw_mask, mixing, one_among
 from dent.attacks.adaptive.order import sort_by_label, sorted_batches
 from dent.attacks.adaptive.poisoning import poisoning
-from dent.attacks.adaptive.protocol import DynamicDefence
+from dent.attacks.adaptive.protocol import DynamicDefense
 from dent.attacks.adaptive.short import Short, short
 from dent.attacks.adaptive.submission import PartResult
 from dent.attacks.adaptive.unrolled import Unrolled, unrolled
@@ -22,7 +22,7 @@ from dent.attacks.adaptive.unrolled import Unrolled, unrolled
 __all__ = [
     "OFFLINE",
     "Averaged",
-    "DynamicDefence",
+    "DynamicDefense",
     "Itself",
     "Lazy",
     "PartResult",

@@ -1,4 +1,4 @@
-"""Wrong and sure of it: what a defence that minimizes entropy can only confirm."""
+"""Wrong and sure of it: what a defense that minimizes entropy can only confirm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGETS = 3
 
 
 def high_confidence(
-    defence: Model,
+    defense: Model,
     static: Model,
     inputs: Tensor,
     labels: Tensor,
@@ -33,10 +33,10 @@ def high_confidence(
     """Drive each input towards a wrong class, to the highest probability of that, then submit.
 
     The static model is attacked, on the cross-entropy to each of the likeliest other classes in turn. A
-    batch for each, and one in which every input goes where it is surest, are submitted to the defence,
+    batch for each, and one in which every input goes where it is surest, are submitted to the defense,
     and the one that breaks most is kept whole. Any wrong class is a success.
 
-    static: the model without updates, or the defence itself, to attack that.
+    static: the model without updates, or the defense itself, to attack that.
     targets: how many classes; three, or all that there are, if not given.
     """
     check_numbers(targets=targets)
@@ -54,6 +54,6 @@ def high_confidence(
     surest = torch.stack(sure).argmax(0)
     everyone = torch.arange(len(inputs), device=inputs.device)
     batch = torch.stack([result.inputs for result in found])[surest, everyone]
-    results = [transferred(defence, result, labels) for result in found]
-    best = strongest([*results, submitted(defence, batch, labels)], mask)
+    results = [transferred(defense, result, labels) for result in found]
+    best = strongest([*results, submitted(defense, batch, labels)], mask)
     return replace(best, queries=best.queries + natural.queries)

@@ -1,4 +1,4 @@
-"""Denying updates (the paper's section 4.4): attack the static model, submit to the defence."""
+"""Denying updates (the paper's section 4.4): attack the static model, submit to the defense."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFFLINE: dict[str, GradientAttack] = {
 
 
 def denying_updates(
-    defence: Model,
+    defense: Model,
     static: Model,
     inputs: Tensor,
     labels: Tensor,
@@ -36,19 +36,19 @@ def denying_updates(
 ) -> AttackResult:
     """The strongest of the `offline` attacks; its batch is kept whole.
 
-    By the time the defence may update, the adversary's optimization is complete.
+    By the time the defense may update, the adversary's optimization is complete.
 
     attacks: names of `OFFLINE`.
     """
     results = offline(
-        defence, static, inputs, labels,
+        defense, static, inputs, labels,
         eps=eps, norm=norm, attacks=attacks, steps=steps, mask=mask, seed=seed,
     )  # fmt: skip
     return strongest(results.values(), mask)
 
 
 def offline(
-    defence: Model,
+    defense: Model,
     static: Model,
     inputs: Tensor,
     labels: Tensor,
@@ -60,7 +60,7 @@ def offline(
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> dict[str, AttackResult]:
-    """By attack, its points of highest loss on the static model, submitted to the defence.
+    """By attack, its points of highest loss on the static model, submitted to the defense.
 
     Of inputs that the static model withstands too: max-loss points are what transfers (Croce et al.,
     2022). That is why nobody leaves the search (`joint`), though the static model may allow it.
@@ -73,5 +73,5 @@ def offline(
         found = attack(
             static, inputs, labels, eps=eps, norm=norm, steps=steps, joint=True, mask=mask, seed=seed
         )
-        results[name] = transferred(defence, found, labels)
+        results[name] = transferred(defense, found, labels)
     return results

@@ -9,7 +9,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.protocol import DynamicDefence, State
+from dent.attacks.adaptive.protocol import DynamicDefense, State
 from dent.attacks.adaptive.submission import strongest, submitted
 from dent.attacks.apgd import likeliest, search
 from dent.attacks.calls import Calls, Loss
@@ -22,7 +22,7 @@ from dent.seeds import generator
 
 
 def fpa(
-    defence: DynamicDefence[State],
+    defense: DynamicDefense[State],
     inputs: Tensor,
     labels: Tensor,
     *,
@@ -31,11 +31,11 @@ def fpa(
     **settings: Any,
 ) -> AttackResult:
     """Fixed point attack: climb the model as adapted to the last round's points; as `gmsa`."""
-    return gmsa(defence, inputs, labels, eps=eps, norm=norm, over="last", **settings)
+    return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="last", **settings)
 
 
 def gmsa_avg(
-    defence: DynamicDefence[State],
+    defense: DynamicDefense[State],
     inputs: Tensor,
     labels: Tensor,
     *,
@@ -44,11 +44,11 @@ def gmsa_avg(
     **settings: Any,
 ) -> AttackResult:
     """Climb the average loss over the static model and all adapted so far; as `gmsa`."""
-    return gmsa(defence, inputs, labels, eps=eps, norm=norm, over="average", **settings)
+    return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="average", **settings)
 
 
 def gmsa_min(
-    defence: DynamicDefence[State],
+    defense: DynamicDefense[State],
     inputs: Tensor,
     labels: Tensor,
     *,
@@ -57,11 +57,11 @@ def gmsa_min(
     **settings: Any,
 ) -> AttackResult:
     """Climb each input's lowest loss over the static model and all adapted so far; as `gmsa`."""
-    return gmsa(defence, inputs, labels, eps=eps, norm=norm, over="minimum", **settings)
+    return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="minimum", **settings)
 
 
 def gmsa(
-    defence: DynamicDefence[State],
+    defense: DynamicDefense[State],
     inputs: Tensor,
     labels: Tensor,
     *,
@@ -78,7 +78,7 @@ def gmsa(
 ) -> AttackResult:
     """Greedy model space attack: in each round, attack the models so far; what it leads to joins them.
 
-    The batch of a round is what has the highest loss on these models; it is submitted, and the defence
+    The batch of a round is what has the highest loss on these models; it is submitted, and the defense
     as adapted to it is the next model. Of all rounds, and of the natural inputs, the batch that breaks
     most is kept whole. The authors attack by PGD with 5 restarts and 9 targets, we by APGD.
 
@@ -92,18 +92,18 @@ def gmsa(
     )
     inputs, labels = inputs.detach(), labels.long()
     everyone = torch.arange(len(labels), device=labels.device)
-    results = [submitted(defence, inputs, labels)]
+    results = [submitted(defense, inputs, labels)]
     towards = [None, *likeliest(results[0].logits, labels, targets)]
     values = [loss_of(loss, labels, classes) for classes in towards]
-    states = [defence.adapt(inputs, steps=0, gradient="stale")]
+    states = [defense.adapt(inputs, steps=0, gradient="stale")]
     for number in range(rounds):
         if number > 0:
-            states.append(defence.adapt(results[-1].inputs, gradient="stale"))
-        calls = Calls(defence, joint=True, mask=mask)
+            states.append(defense.adapt(results[-1].inputs, gradient="stale"))
+        calls = Calls(defense, joint=True, mask=mask)
         found = Found(inputs, labels, joint=True, mask=mask)
         for restart in range(restarts):
             for rank, value in enumerate(values):
-                models = view(defence, states, partial(value, everyone))
+                models = view(defense, states, partial(value, everyone))
                 calls.through = models
                 random = generator(seed, number, restart, rank)
                 search(calls, found, inputs, value, eps=eps, norm=norm, steps=steps, random=random)
@@ -118,13 +118,13 @@ class Average(Generic[State]):
     exact: bool = False
     looks: int = 0
 
-    def __init__(self, defence: DynamicDefence[State], states: list[State], loss: Loss) -> None:
-        self.defence = defence
+    def __init__(self, defense: DynamicDefense[State], states: list[State], loss: Loss) -> None:
+        self.defense = defense
         self.states = states
 
     def __call__(self, points: Tensor) -> Iterator[Tensor]:
         for state in self.states:
-            yield self.defence.predict(points, state)
+            yield self.defense.predict(points, state)
 
 
 class Minimum(Generic[State]):
@@ -137,25 +137,25 @@ class Minimum(Generic[State]):
 
     exact: bool = False
 
-    def __init__(self, defence: DynamicDefence[State], states: list[State], loss: Loss) -> None:
-        self.defence = defence
+    def __init__(self, defense: DynamicDefense[State], states: list[State], loss: Loss) -> None:
+        self.defense = defense
         self.states = states
         self.loss = loss
         self.looks = 0  # at inputs, without a gradient
 
     def __call__(self, points: Tensor) -> Iterator[Tensor]:
         with torch.no_grad():
-            answers = torch.stack([self.defence.predict(points, state) for state in self.states])
+            answers = torch.stack([self.defense.predict(points, state) for state in self.states])
             lowest = torch.stack([self.loss(logits) for logits in answers]).argmin(0)
             logits = answers[lowest, torch.arange(len(points), device=points.device)]
         self.looks += len(self.states) * len(points)
         for index in lowest.unique().tolist():
-            answer = self.defence.predict(points, self.states[index])
+            answer = self.defense.predict(points, self.states[index])
             yield torch.where((lowest == index)[:, None], answer, logits)
 
 
-def _last(defence: DynamicDefence[State], states: list[State], loss: Loss) -> Average[State]:
-    return Average(defence, states[-1:], loss)
+def _last(defense: DynamicDefense[State], states: list[State], loss: Loss) -> Average[State]:
+    return Average(defense, states[-1:], loss)
 
 
 # How many models become one.

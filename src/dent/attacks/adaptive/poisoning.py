@@ -19,7 +19,7 @@ from dent.seeds import generator
 
 
 def poisoning(
-    defence: Model,
+    defense: Model,
     inputs: Tensor,
     labels: Tensor,
     *,
@@ -36,13 +36,13 @@ def poisoning(
     """Ascend the loss of the benign members by steps of the malicious ones (2.5 eps / steps).
 
     What they share are statistics and parameters; where they share nothing, nothing happens. From the
-    grey image, and from random points in further restarts; the batch that breaks most benign members
+    gray image, and from random points in further restarts; the batch that breaks most benign members
     is kept, of equals the one of highest loss. The part of the result are the benign members.
 
     malicious: (N,) bool; `draw_mask` draws one.
     eps: of the malicious members, all of [0, 1] if not given.
     through: what is climbed; `Unrolled` reaches through updates and statistics, `Itself` is the gradient
-    that the defence gives by itself.
+    that the defense gives by itself.
     """
     check_attack(
         inputs, labels, eps=eps, norm=norm, mask=malicious,
@@ -56,7 +56,7 @@ def poisoning(
     inputs, labels, benign = inputs.detach(), labels.long(), ~malicious
     step_size = 2.5 * eps / max(steps, 1) if step_size is None else step_size
     value = partial(loss_of(loss, labels), torch.arange(len(labels), device=labels.device))
-    calls = Calls(defence, through=through(defence), joint=True, mask=benign)
+    calls = Calls(defense, through=through(defense), joint=True, mask=benign)
     best, most = inputs, (-1, -torch.inf)
     for restart in range(restarts):
         points = _start(inputs, restart, eps=eps, norm=norm, seed=seed)
@@ -68,13 +68,13 @@ def poisoning(
             if reached > most:
                 best, most = points, reached
             points = stepped(points, answer.gradient, inputs, eps=eps, norm=norm, step_size=step_size)
-    natural = submitted(defence, inputs, labels)
+    natural = submitted(defense, inputs, labels)
     result = strongest([calls.score(best, labels), natural], benign)
     return PartResult(**vars(result), part=benign)
 
 
 def _start(inputs: Tensor, restart: int, *, eps: float, norm: str, seed: int) -> Tensor:
-    """Grey, the middle of [0, 1], at first; later a random point."""
+    """Gray, the middle of [0, 1], at first; later a random point."""
     if restart == 0:
         points = torch.full_like(inputs, 0.5)
     else:

@@ -1,4 +1,4 @@
-"""What attacks made for adaptation need of a defence: to adapt it, and to ask it as adapted."""
+"""What attacks made for adaptation need of a defense: to adapt it, and to ask it as adapted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ GradientAttack = Callable[..., AttackResult]
 MakeView = Callable[[Any], View]
 
 
-class DynamicDefence(Protocol[State]):
+class DynamicDefense(Protocol[State]):
     """A model that adapts to every batch, with the adaptation as a value; `dent.Dent` is one.
 
-    `defence(inputs)` is `defence.predict(inputs, defence.adapt(inputs))`.
+    `defense(inputs)` is `defense.predict(inputs, defense.adapt(inputs))`.
     """
 
     def __call__(self, inputs: Tensor) -> Tensor: ...
@@ -37,7 +37,7 @@ class DynamicDefence(Protocol[State]):
     ) -> State:
         """The state after `steps` updates on the inputs, from the model as it is or from `start`.
 
-        steps: all that the defence makes, if not given; none is the model as it is.
+        steps: all that the defense makes, if not given; none is the model as it is.
         gradient: `stale`, the state is a constant; `unrolled`, it has its gradient to the inputs.
         """
         ...

@@ -1,4 +1,4 @@
-"""Whether a view makes all updates that the defence makes, or fewer."""
+"""Whether a view makes all updates that the defense makes, or fewer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from dent.attacks.calls import Model
 
 
-def answers_so(defence: Model, points: Tensor, logits: Tensor) -> bool:
-    """Whether the defence itself gives these logits: then no update was left out."""
+def answers_so(defense: Model, points: Tensor, logits: Tensor) -> bool:
+    """Whether the defense itself gives these logits: then no update was left out."""
     with torch.no_grad():
-        return torch.allclose(defence(points.detach()), logits.detach(), rtol=1e-4, atol=1e-5)
+        return torch.allclose(defense(points.detach()), logits.detach(), rtol=1e-4, atol=1e-5)

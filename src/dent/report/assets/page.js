@@ -121,7 +121,7 @@ const largestOf = (values) => values.indexOf(Math.max(...values));
 function setUpBattle(box) {
   const records = JSON.parse(box.dataset.records).map((one) => ({ ...one, battle: data.battles[one.battle] }));
   const at = { record: 0, image: 0, step: 0, timer: null };
-  const choose = make("select", { "aria-label": "Model and defence" });
+  const choose = make("select", { "aria-label": "Model and defense" });
   records.forEach((one, number) => choose.append(make("option", { value: number }, one.name)));
   const thumbs = make("div", { class: "thumbs", role: "group", "aria-label": "Image" });
   const slider = make("input", { type: "range", min: 0, step: 1, "aria-label": "Step of the attack" });
@@ -160,13 +160,13 @@ function setUpBattle(box) {
   }
 
   function setStage() {
-    const { battle, defence } = records[at.record];
+    const { battle, defense } = records[at.record];
     const image = battle.images[at.image];
     [...thumbs.children].forEach((thumb, number) => thumb.setAttribute("aria-pressed", number === at.image));
     const sides = make("div", { class: "sides" });
     views = [];
     for (const side of ["static", "defended"]) {
-      const [panel, view] = makeSide(battle, image, side, defence);
+      const [panel, view] = makeSide(battle, image, side, defense);
       sides.append(panel);
       views.push(view);
     }
@@ -220,7 +220,7 @@ function setUpBattle(box) {
 }
 
 /** One of the two models: an element, and what shows a step in it. */
-function makeSide(battle, image, side, defence) {
+function makeSide(battle, image, side, defense) {
   const frames = image[side].frames;
   const adversarial = make("canvas", { role: "img", "aria-label": `image attacked, ${side} model` });
   const delta = make("canvas", { role: "img", "aria-label": "perturbation, magnified" });
@@ -241,7 +241,7 @@ function makeSide(battle, image, side, defence) {
   });
   const traces = makeTraces(frames, adaptation);
   const factor = Math.round(magnification(image));
-  const panel = make("div", { class: `side ${side}` }, make("h3", {}, side === "static" ? "static" : defence),
+  const panel = make("div", { class: `side ${side}` }, make("h3", {}, side === "static" ? "static" : defense),
     make("div", { class: "frames" },
       make("div", {}, adversarial, "attacked image"), make("div", {}, delta, `perturbation × ${factor}`)),
     says, measures, classes, other, adaptation);

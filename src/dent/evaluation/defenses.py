@@ -1,4 +1,4 @@
-"""Defences as text: a preset, and what is overridden, "dent:steps=10,lr=0.002"."""
+"""Defenses as text: a preset, and what is overridden, "dent:steps=10,lr=0.002"."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dent.defense.settings import Settings, make_settings
 from dent.evaluation.texts import join_text, read_value, split_text
 
 
-def defence_text(asked: str | Mapping[str, Any]) -> str:
-    """The one way to write a defence: what was overridden in order of names, without what is default.
+def defense_text(asked: str | Mapping[str, Any]) -> str:
+    """The one way to write a defense: what was overridden in order of names, without what is default.
 
     A mapping has the name as `preset`, as a YAML file may have it.
 
-    >>> defence_text("dent: steps=10, lr=1e-3"), defence_text({"preset": "dent+", "steps": 3})
+    >>> defense_text("dent: steps=10, lr=1e-3"), defense_text({"preset": "dent+", "steps": 3})
     ('dent:steps=10', 'dent+:steps=3')
     """
     preset, overrides = _parts(asked)
@@ -35,18 +35,18 @@ def defence_text(asked: str | Mapping[str, Any]) -> str:
     return join_text(preset, changed)
 
 
-def defence_settings(text: str) -> Settings:
-    """The settings of a defence, without a model.
+def defense_settings(text: str) -> Settings:
+    """The settings of a defense, without a model.
 
-    >>> defence_settings("dent:betas=(0.8,0.9)").betas
+    >>> defense_settings("dent:betas=(0.8,0.9)").betas
     (0.8, 0.9)
     """
     preset, overrides = _parts(text)
     return make_settings(preset, **overrides)
 
 
-def as_defence(model: nn.Module, text: str) -> Dent:
-    """The model with a defence: with `adapt` and `predict`, also for "static"."""
+def as_defense(model: nn.Module, text: str) -> Dent:
+    """The model with a defense: with `adapt` and `predict`, also for "static"."""
     preset, overrides = _parts(text)
     made = defend(model, preset, **overrides)
     assert isinstance(made, Dent)  # continual ones were refused
@@ -58,13 +58,13 @@ def _parts(asked: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(asked, Mapping):
         rest = {str(name): read_value(value) for name, value in asked.items()}
         if not isinstance(preset := rest.pop("preset", None), str):
-            raise ValueError(f"expected a defence with its preset, got {dict(asked)}")
+            raise ValueError(f"expected a defense with its preset, got {dict(asked)}")
         for name in ("affine", "blur"):
             if rest.get(name) is False:  # what YAML makes of off
                 rest[name] = "off"
         return preset, rest
     if not isinstance(asked, str):
-        raise TypeError(f"expected a defence such as dent+ or dent:steps=10, got {asked!r}")
+        raise TypeError(f"expected a defense such as dent+ or dent:steps=10, got {asked!r}")
     return split_text(asked, "dent+ or dent:steps=10,lr=0.002")
 
 
