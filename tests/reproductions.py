@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from battles import battle
 
+from dent.defense.text import parse_settings
 from dent.evaluation.attacks import kind_of
-from dent.evaluation.defenses import defense_settings
 from dent.evaluation.results import Cost
 from dent.evaluation.suites import chosen_attacks
 from dent.evaluation.units import NATURAL
@@ -75,7 +75,7 @@ def key_of(work: Work) -> str:
 def made_up(work: Work, seed: int = 0, **others: Any) -> Found:
     """As a run would judge: more updates help against direct attacks, less against adaptive ones."""
     random, n = np.random.default_rng(seed), work.n or 200
-    updates = 0 if work.defense == "static" else defense_settings(work.defense).steps
+    updates = 0 if work.defense == "static" else parse_settings(work.defense).steps
     strength = 255 * work.eps / 8 if work.norm == "linf" else 2 * work.eps
     points = random.permutation(n).tolist()
     judged: dict[str, Points] = {NATURAL: _some(random, points, 0.85)}

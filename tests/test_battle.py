@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dent
+from dent.defense import defend
 from dent.evaluation.attacks import Subject
 from dent.evaluation.battle import KINDS, adapted_answer, choose_telling, pooled, record_battle
-from dent.evaluation.defenses import as_defense
 
 DEFENSES = [
     "dent:steps=2",
@@ -34,7 +34,7 @@ ROUNDING = 6e-4  # relative, of four digits
 
 
 def subject_of(net: nn.Module, defense: str) -> Subject:
-    defended = as_defense(net, defense)
+    defended = defend(net, defense)
     return Subject(defended, net, defended, defended.independent)
 
 
@@ -204,7 +204,7 @@ def test_answers_are_of_both_models_to_the_last_batch(defense: str) -> None:
 @pytest.mark.parametrize("defense", [*DEFENSES, "dent:steps=2,gradient=unrolled"])
 def test_the_recorded_answer_is_the_defenses_to_the_bit_and_so_is_its_gradient(defense: str) -> None:
     net = tiny()
-    defended, (inputs, labels) = as_defense(net, defense), labeled(net, 6)
+    defended, (inputs, labels) = defend(net, defense), labeled(net, 6)
     answers, gradients = [], []
     for model in (defended, lambda points: adapted_answer(defended, points)[0]):
         points = inputs.clone().requires_grad_()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import dent
 from dent.defense.settings import PRESETS, Settings
+from dent.defense.text import format_defense
 from dent.evaluation import Evaluation, make_evaluation, read_evaluation
-from dent.evaluation.defenses import as_defense, defense_text
 
 NET = tiny()
 EXAMPLE = Path(__file__).parent.parent / "examples" / "evaluate.yaml"
@@ -44,17 +44,17 @@ def test_a_defense_has_one_text_that_says_all_of_it(
     preset: str, overrides: dict[str, Any], data: st.DataObject
 ) -> None:
     wanted = Settings(**vars(PRESETS[preset]) | overrides)
-    text = defense_text({"preset": preset, **overrides})
-    assert as_defense(NET, text).settings == wanted
-    assert defense_text(text) == text
+    text = format_defense({"preset": preset, **overrides})
+    assert dent.defend(NET, text).settings == wanted
+    assert format_defense(text) == text
     order = data.draw(st.permutations(list(overrides)))
     space = data.draw(st.sampled_from(["", " "]))
     typed = f",{space}".join(f"{name}{space}={space}{overrides[name]}" for name in order)
-    assert defense_text(f"{preset}:{space}{typed}") == text
+    assert format_defense(f"{preset}:{space}{typed}") == text
     as_yaml = yaml.safe_load(yaml.safe_dump({"preset": preset, **overrides} | {
         name: list(value) for name, value in overrides.items() if isinstance(value, tuple)
     }))  # fmt: skip
-    assert defense_text(as_yaml) == text
+    assert format_defense(as_yaml) == text
     base, named = vars(PRESETS[preset]), text.partition(":")[2]
     assert all(f"{name}=" in f",{named}" for name in overrides if overrides[name] != base[name])
     assert bool(named) == any(value != base[name] for name, value in overrides.items())
@@ -76,7 +76,7 @@ def test_a_defense_has_one_text_that_says_all_of_it(
     ],
 )
 def test_one_way_to_write_a_defense(asked: str | dict[str, Any], text: str) -> None:
-    assert defense_text(asked) == text == defense_text(text)
+    assert format_defense(asked) == text == format_defense(text)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_one_way_to_write_a_defense(asked: str | dict[str, Any], text: str) -> N
 )
 def test_defenses_that_are_none(asked: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        defense_text(asked)
+        format_defense(asked)
     with pytest.raises(ValueError, match=r"2 wrong settings of the evaluation:\n  defenses: .*\n  n: "):
         make_evaluation(defenses=["static", asked], n=-1)
 
 
 def test_a_defense_by_text_is_the_defense() -> None:
     net, inputs = tiny(), torch.rand(3, 3, 8, 8)
-    made, by_hand = as_defense(net, "dent:lr=0.1,steps=2"), dent.defend(net, "dent", lr=0.1, steps=2)
+    made, by_hand = dent.defend(net, "dent:lr=0.1,steps=2"), dent.defend(net, "dent", lr=0.1, steps=2)
     assert torch.equal(made(inputs), by_hand(inputs))
-    assert as_defense(net, "static").settings.steps == 0
+    assert dent.defend(net, "static").settings.steps == 0
 
 
 def test_the_example_loads_and_flags_override_it() -> None:

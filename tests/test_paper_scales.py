@@ -15,11 +15,10 @@ import yaml
 from dent.attacks.autoattack import VERSIONS
 from dent.data import DATA, PREPROCESSING, open_data
 from dent.defense.settings import Settings, make_settings
+from dent.defense.text import format_defense
 from dent.evaluation.attacks import kind_of
-from dent.evaluation.defenses import defense_text
 from dent.evaluation.plan import Plan
 from dent.evaluation.suites import ADAPTIVE, attack_text, attacks_on, chosen_attacks
-from dent.evaluation.texts import split_text
 from dent.evaluation.units import Cell
 from dent.models import MODELS, load_model
 from dent.models.robustbench import ROBUSTBENCH
@@ -27,6 +26,7 @@ from dent.models.robustbench import resolve as resolve_id
 from dent.models.shipped import cards
 from dent.paper.scales import Scale, Work, find_scale, read_scale, resolve, scales
 from dent.paper.tables import FOLDER, MEASURES, Ask, find_number, tables
+from dent.texts import parse_text
 from dent.training.recipe import RECIPES
 from dent.training.store import CHECKPOINT
 
@@ -37,7 +37,7 @@ ASK = Ask("madry-26-4", "dent:statistics=test,steps=10", "linf", 8 / 255, "autoa
 
 
 def settings(defense: str) -> Settings:
-    preset, overrides = split_text(defense, "dent")
+    preset, overrides = parse_text(defense, "dent")
     return make_settings(preset, **overrides)
 
 
@@ -90,7 +90,7 @@ def test_every_number_has_its_work(name: str) -> None:
     for table in TABLES.values():
         for number in table.references().values():
             work = resolve(number.ask, scale, table.name)
-            assert defense_text(work.defense) == work.defense
+            assert format_defense(work.defense) == work.defense
             assert tuple(map(attack_text, work.attacks)) == work.attacks
             names = list(chosen_attacks(work.attacks))
             if number.ask.measure not in MEASURES:

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from dent.defense.settings import Settings, make_settings
-from dent.evaluation.defenses import defense_text
-from dent.evaluation.texts import split_text
+from dent.defense.text import format_defense
 from dent.paper.tables import FOLDER, Ask, Number, Table, find_number, find_table, read_table, tables
+from dent.texts import parse_text
 
 SOURCE = Path(__file__).parents[1].parent / "shared" / "paper" / "dent.tex"
 TABLES = tables()
@@ -76,7 +76,7 @@ def ours(table: Table) -> list[tuple[Number, ...]]:
 
 
 def settings(ask: Ask) -> Settings:
-    preset, overrides = split_text(ask.defense, "dent")
+    preset, overrides = parse_text(ask.defense, "dent")
     return make_settings(preset, **overrides)
 
 
@@ -252,7 +252,7 @@ def test_references_are_of_one_number_each(name: str) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_defenses_are_written_in_one_way(name: str) -> None:
     for number in TABLES[name].references().values():
-        assert defense_text(number.ask.defense) == number.ask.defense
+        assert format_defense(number.ask.defense) == number.ask.defense
 
 
 def test_tables_are_found_by_name_and_label() -> None:

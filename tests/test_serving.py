@@ -25,7 +25,7 @@ from browsing import NEEDS_CHROMIUM, chromium
 from torch import Tensor
 
 from dent.data import load_data
-from dent.evaluation.defenses import as_defense
+from dent.defense import defend
 from dent.models import load_model
 from dent.serving.settings import INDEPENDENT
 
@@ -205,7 +205,7 @@ def test_the_example_of_a_client(server: Started) -> None:
 
 def test_a_poisoned_stream_beside_a_benign_one_changes_nothing(server: Started, images: Tensor) -> None:
     """The answers are those of a process that has the model, and each image, to itself."""
-    defense = as_defense(load_model("resnet20-at"), INDEPENDENT)
+    defense = defend(load_model("resnet20-at"), INDEPENDENT)
     alone = torch.cat([defense(image[None]).softmax(1) for image in images]).detach()
     poison = (torch.rand(32, 3, 32, 32, generator=torch.Generator().manual_seed(0)) > 0.5).float()
     with server.client() as client, ThreadPoolExecutor(BATCH) as crowd:

@@ -16,7 +16,7 @@ from scipy.stats import entropy
 from torch import Tensor, nn
 
 import dent
-from dent.evaluation.defenses import as_defense
+from dent.defense import defend
 from dent.serving import answers
 from dent.serving.answers import Answer, Failed, answer_batch
 from dent.serving.inputs import read_images
@@ -52,7 +52,7 @@ def stacked(given: list[Answer], side: str) -> Tensor:
 
 @pytest.mark.parametrize("text", DEFENSES)
 def test_both_models_answer_as_if_called_directly(text: str, model: nn.Module, inputs: Tensor) -> None:
-    defended = as_defense(model, text)
+    defended = defend(model, text)
     given = answer_batch(defended, inputs, classes=tuple("abcd"))
     state = defended.adapt(inputs)
     logits, plain = defended.predict(inputs, state), model(inputs).detach()
@@ -76,7 +76,7 @@ def test_both_models_answer_as_if_called_directly(text: str, model: nn.Module, i
 
 
 def test_adaptation_makes_the_answers_surer(model: nn.Module, inputs: Tensor) -> None:
-    for answer in answer_batch(as_defense(model, INDEPENDENT), inputs):
+    for answer in answer_batch(defend(model, INDEPENDENT), inputs):
         assert answer.defended.entropy < answer.entropy_before
         assert answer.entropy_before == pytest.approx(answer.static.entropy)
 
@@ -86,7 +86,7 @@ def test_adaptation_makes_the_answers_surer(model: nn.Module, inputs: Tensor) ->
 def test_fewer_steps_are_those_of_a_defense_with_fewer(
     text: str, steps: int, model: nn.Module, inputs: Tensor
 ) -> None:
-    defended = as_defense(model, text)
+    defended = defend(model, text)
     changed = defended.settings
     shorter = dent.Dent(model, dent.Settings(**vars(changed) | {"steps": steps}))
     given = answer_batch(defended, inputs, steps)
@@ -100,7 +100,7 @@ def test_fewer_steps_are_those_of_a_defense_with_fewer(
 @pytest.mark.parametrize("steps", [-1, 7])
 def test_more_steps_than_its_own_are_refused(steps: int, model: nn.Module, inputs: Tensor) -> None:
     with pytest.raises(ValueError, match=f"steps: expected 0 to 6, the defense's own, got {steps}"):
-        answer_batch(as_defense(model, INDEPENDENT), inputs, steps)
+        answer_batch(defend(model, INDEPENDENT), inputs, steps)
 
 
 def test_company_changes_nothing_where_the_defense_is_independent(
@@ -108,7 +108,7 @@ def test_company_changes_nothing_where_the_defense_is_independent(
 ) -> None:
     company = torch.cat([torch.zeros(3, 3, 8, 8), torch.ones(2, 3, 8, 8)]).double()
     for text, same in ((INDEPENDENT, True), ("dent+", False)):
-        defended = as_defense(model, text)
+        defended = defend(model, text)
         alone = [answer_batch(defended, one[None])[0] for one in inputs]
         together = answer_batch(defended, torch.cat([company, inputs]))[5:]
         close = torch.allclose(stacked(alone, "defended"), stacked(together, "defended"), atol=1e-10)
@@ -133,7 +133,7 @@ class Breaking(nn.Module):
 def test_logits_that_are_not_finite_are_the_servers_fault(
     text: str, model: nn.Module, inputs: Tensor
 ) -> None:
-    defended = as_defense(Breaking(model), text)
+    defended = defend(Breaking(model), text)
     assert len(answer_batch(defended, inputs)) == 5
     with pytest.raises(Failed, match="the model cannot answer: .* finite logits, got NaN") as error:
         answer_batch(defended, torch.cat([inputs, torch.ones(1, 3, 8, 8)]))
@@ -156,7 +156,7 @@ def test_images_that_the_model_cannot_take_fail(inputs: Tensor) -> None:
 
 
 def test_names_must_be_as_many_as_classes(model: nn.Module, inputs: Tensor) -> None:
-    defended = as_defense(model, INDEPENDENT)
+    defended = defend(model, INDEPENDENT)
     with pytest.raises(ValueError, match="expected names for the 4 classes of the model, got 2"):
         answer_batch(defended, inputs, classes=("cat", "dog"))
     answer = answer_batch(defended, inputs)[0]
@@ -164,7 +164,7 @@ def test_names_must_be_as_many_as_classes(model: nn.Module, inputs: Tensor) -> N
 
 
 def test_the_json_of_an_answer(model: nn.Module, inputs: Tensor) -> None:
-    given = answer_batch(as_defense(model, INDEPENDENT), inputs, 2, classes=tuple("abcd"))
+    given = answer_batch(defend(model, INDEPENDENT), inputs, 2, classes=tuple("abcd"))
     read = json.loads(json.dumps([one.to_json() for one in given], allow_nan=False))
     for answer, content in zip(given, read, strict=True):
         said, plain = answer.defended, answer.static
@@ -192,7 +192,7 @@ def test_the_static_answer_costs_a_forward_only_where_it_must(
 ) -> None:
     calls: list[Any] = []
     model[0].register_forward_hook(lambda *_: calls.append(1))  # type: ignore[index]
-    defended = as_defense(model, text)
+    defended = defend(model, text)
     answer_batch(defended, inputs)
     assert len(calls) == forwards
 
@@ -207,7 +207,7 @@ def test_the_static_model_is_made_once_and_goes_with_its_defense(
             super().__init__(*args, **options)
             made.append(self)
 
-    defended = as_defense(model, "blur")
+    defended = defend(model, "blur")
     monkeypatch.setattr(answers, "Dent", Counted)
     for _ in range(3):
         answer_batch(defended, inputs)
@@ -232,7 +232,7 @@ def test_the_examples_of_the_page_are_what_it_says() -> None:
         assert torch.equal(images[2 * at], natural[number])
         assert 7 / 255 < (images[2 * at + 1] - natural[number]).abs().max() < 8.001 / 255
         assert examples[2 * at]["name"] == serving.classes[labels[number]]
-    defended = as_defense(dent.load_model(serving.model), serving.defense)
+    defended = defend(dent.load_model(serving.model), serving.defense)
     given = answer_batch(defended, images, classes=serving.classes)
     names = [one["name"] for one in examples]
     notes = [one["note"] for one in examples]

@@ -13,7 +13,6 @@ from nets import small
 from torch import Tensor, nn
 
 from dent.defense import Dent, defend
-from dent.evaluation.defenses import as_defense
 from dent.serving.answers import Answer, Failed
 from dent.serving.batches import Answered, Batches, Gate, Item, Together
 from dent.serving.replica import Replica, answer_groups
@@ -93,7 +92,7 @@ def serving(**settings: Any) -> Serving:
 
 
 def defense(asked: Serving, model: nn.Module | None = None) -> Dent:
-    return as_defense(model or net(), asked.defense)
+    return defend(model or net(), asked.defense)
 
 
 def images(n: int, seed: int = 0) -> Tensor:

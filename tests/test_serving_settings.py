@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import dent
-from dent.evaluation.defenses import as_defense
+from dent.defense import defend
 from dent.flags import flags
 from dent.serving.settings import INDEPENDENT, Serving, make_serving
 
@@ -23,11 +23,11 @@ def test_the_default_listens_here_and_mixes_clients_only_where_it_may() -> None:
     serving = Serving()
     assert (serving.host, serving.port) == ("127.0.0.1", 8000)
     assert (serving.shared_batches, serving.resize, serving.shed) == (False, False, 0)
-    defended = as_defense(dent.load_model(serving.model), serving.defense)
+    defended = defend(dent.load_model(serving.model), serving.defense)
     assert serving.defense == INDEPENDENT
     assert defended.independent
     assert (defended.settings.affine, defended.settings.steps) == ("sample", 6)
-    assert not as_defense(defended.model, "dent+").independent
+    assert not defend(defended.model, "dent+").independent
     assert len(serving.classes) == 10
     assert (serving.max_wait, serving.deadline, serving.max_body) == (0.01, 30.0, 10_000_000)
 

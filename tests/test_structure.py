@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "dent"
 MAY_IMPORT: dict[str, set[str]] = {
     "names": set(),
     "fields": set(),
+    "texts": set(),
     "seeds": set(),
     "storage": set(),
     "intervals": set(),
@@ -22,17 +23,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "theme": set(),
     "flags": {"fields"},
     "loggers": {"names"},
-    "defense": {"fields", "names"},
+    "defense": {"fields", "names", "texts"},
     "attacks": {"names", "seeds"},
     "models": {"intervals", "names", "storage"},
     "data": {"names", "storage"},
     "training": {"attacks", "data", "fields", "intervals", "loggers", "models", "names"}
     | {"seeds", "storage"},
     "evaluation": {"attacks", "clusters", "data", "defense", "fields", "intervals", "models", "names"}
-    | {"seeds", "storage"},
-    "paper": {"data", "defense", "evaluation", "fields", "models", "names", "seeds", "storage"},
+    | {"seeds", "storage", "texts"},
+    "paper": {"data", "defense", "evaluation", "fields", "models", "names", "seeds", "storage"}
+    | {"texts"},
     "report": {"evaluation", "paper", "storage", "theme", "training"},
-    "serving": {"clusters", "data", "defense", "evaluation", "fields", "models", "names", "theme"},
+    "serving": {"clusters", "data", "defense", "fields", "models", "names", "theme"},
     "cli": {
         "data",
         "defense",
@@ -53,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "names": set(),
     "fields": set(),
+    "texts": set(),
     "storage": set(),
     "intervals": set(),
     "clusters": {"ray"},

@@ -10,6 +10,7 @@ from dent.defense.dent import Dent
 from dent.defense.online import Online
 from dent.defense.settings import PRESET_NOTES, PRESETS, Settings, make_settings
 from dent.defense.state import State, Trace
+from dent.defense.text import parse_defense
 
 __all__ = ["PRESETS", "PRESET_NOTES", "Dent", "Online", "Settings", "State", "Trace", "defend"]
 
@@ -63,7 +64,7 @@ def defend(
     """Defend a classifier at test time, with the paper's settings or any of them replaced.
 
     model: any module from inputs (N, ...) to logits (N, classes); it is shared and never changed.
-    preset: a name of `PRESETS`; `dent list presets` says what they are.
+    preset: a name of `PRESETS` (`dent list presets` prints them), or a text such as `dent+:steps=3`.
     compile, channels_last, chunk: how it is computed, as in `Dent`; they do not change the result.
     settings: fields of `Settings` that replace the preset's.
 
@@ -82,6 +83,7 @@ def defend(
       gradient: stale; independent: no
     )
     """
-    made = make_settings(preset, **settings)
-    dent = Dent(model, made, name=preset, compile=compile, channels_last=channels_last, chunk=chunk)
+    name, replaced = parse_defense(preset)
+    made = make_settings(name, **(replaced | settings))
+    dent = Dent(model, made, name=name, compile=compile, channels_last=channels_last, chunk=chunk)
     return Online(dent) if made.continual else dent

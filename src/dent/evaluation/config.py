@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from dent.evaluation.defenses import defense_text
+from dent.defense.text import format_defense
 from dent.evaluation.suites import SUITE_NOTES, Suite, attack_text, chosen_attacks, suite_attacks
 from dent.evaluation.units import Cell
 from dent.fields import number, refuse, setting, wrong_choices
@@ -67,7 +67,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         if self.n == 0 and self.n is not False:
             object.__setattr__(self, "n", None)
-        faults = self._names("models", _model_name) + self._names("defenses", defense_text)
+        faults = self._names("models", _model_name) + self._names("defenses", format_defense)
         faults += self._names("attacks", attack_text)
         if not faults:
             try:

@@ -14,9 +14,9 @@ from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_answer, check_labels
 from dent.attacks.reference import find_reference
 from dent.defense.settings import Settings
+from dent.defense.text import parse_settings
 from dent.evaluation.attacks import attack_named
 from dent.evaluation.config import Evaluation
-from dent.evaluation.defenses import defense_settings
 from dent.evaluation.forwards import Forwards
 from dent.evaluation.perform import BATTLE_STEPS, FEW
 from dent.evaluation.sources import Sources, cut
@@ -161,7 +161,7 @@ def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
 
     A model that sees its batch by itself is not known as such.
     """
-    settings = {cell: defense_settings(cell.defense) for cell in evaluation.cells()}
+    settings = {cell: parse_settings(cell.defense) for cell in evaluation.cells()}
     return Plan(
         {
             cell: _attacks(evaluation, cell, one, independent=one.independent)

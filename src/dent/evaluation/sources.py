@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from dent.attacks.checks import check_model
 from dent.data import Dataset, open_data
+from dent.defense import defend
 from dent.evaluation.attacks import Subject
 from dent.evaluation.config import Evaluation
-from dent.evaluation.defenses import as_defense
 from dent.evaluation.units import Cell
 from dent.models import load_model
 from dent.seeds import generator
@@ -71,7 +71,7 @@ class Sources:
     def subject(self, cell: Cell) -> Subject:
         if cell not in self._subjects:
             static = self.model(cell.model)
-            defense = as_defense(static, cell.defense)
+            defense = defend(static, cell.defense)
             model = static if cell.static else defense
             # A model may itself be a defense that sees its batch, and say so as `Dent` does, or not.
             independent = defense.independent and getattr(static, "independent", True)

@@ -11,9 +11,9 @@ from dent.attacks.autoattack import suite as version
 from dent.attacks.losses import LOSSES
 from dent.defense.settings import Settings
 from dent.evaluation.attacks import attack_named
-from dent.evaluation.texts import join_text, split_text
 from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL
 from dent.names import check_known, lookup
+from dent.texts import format_text, parse_text
 
 Suite = dict[str, dict[str, Any]]  # the attacks by name, and what differs from their defaults
 
@@ -82,7 +82,7 @@ def attack_text(asked: str) -> str:
     texts = {
         key: f"({','.join(value)})" if key == "attacks" else str(value) for key, value in options.items()
     }
-    return join_text(name, texts)
+    return format_text(name, texts)
 
 
 def chosen_attacks(texts: Iterable[str]) -> Suite:
@@ -110,7 +110,7 @@ def _read_attack(asked: str) -> tuple[str, dict[str, Any]]:
     """The name of an attack and its options, after all that can be wrong with them was looked at."""
     if not isinstance(asked, str):
         raise TypeError(f"expected an attack such as apgd-ce or fpa:rounds=3,steps=10, got {asked!r}")
-    name, given = split_text(asked, "apgd-ce or fpa:rounds=3,steps=10")
+    name, given = parse_text(asked, "apgd-ce or fpa:rounds=3,steps=10")
     attack_named(name)
     kind = name.partition(" (")[0]
     if not re.fullmatch(r"[^()]+( \([^()]+\))?", name):

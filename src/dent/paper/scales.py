@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dent.defense.settings import PRESETS
-from dent.evaluation.defenses import defense_text
+from dent.defense.text import format_defense
 from dent.evaluation.suites import attack_text
-from dent.evaluation.texts import split_text
 from dent.names import check_known, lookup
 from dent.paper.tables import FOLDER, SETS, Ask, find_table, read_mapping
+from dent.texts import parse_text
 
 BATCH = Ask.batch_size  # what the paper takes, unless it varies it
 ALONE = ("mixed", "none")  # sets whose numbers have no worst case, so nothing else is run beside them
@@ -185,10 +185,10 @@ def _capped(defense: str, most: int | None) -> str:
     >>> _capped("dent:statistics=test", 2), _capped("dent+:steps=1", 2), _capped("static", 2)
     ('dent:statistics=test,steps=2', 'dent+:steps=1', 'static')
     """
-    preset, settings = split_text(defense, "dent+")
+    preset, settings = parse_text(defense, "dent+")
     if most is None or settings.get("steps", PRESETS[preset].steps) <= most:
         return defense
-    return defense_text({"preset": preset, **settings, "steps": most})
+    return format_defense({"preset": preset, **settings, "steps": most})
 
 
 @cache

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from dent.defense.text import format_defense
 from dent.evaluation.attacks import attack_named
-from dent.evaluation.defenses import defense_text
 from dent.fields import number
 from dent.names import check_known, lookup
 
@@ -40,7 +40,7 @@ class Ask:
     """
 
     model: str
-    defense: str  # as `defense_text` writes it
+    defense: str  # as `format_defense` writes it
     norm: str
     eps: float
     attack: str
@@ -223,9 +223,9 @@ def _ask(where: str, levels: Sequence[Mapping[str, Any]]) -> Ask:
     try:
         # What is varied of a defense is nothing of the model without one.
         defense = {"preset": said["defense"], **({} if said["defense"] == "static" else settings)}
-        said["defense"] = defense_text(defense)
+        said["defense"] = format_defense(defense)
         if said.get("minus") is not None:
-            said["minus"] = defense_text(said["minus"])
+            said["minus"] = format_defense(said["minus"])
         said["norm"], said["eps"] = ball(said.pop("ball"))
         lookup("set of attacks", said["attack"], dict.fromkeys(SETS))
         if said.get("measure", "natural") not in MEASURES:

@@ -18,8 +18,7 @@ from ray.serve._private import replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from torch import Tensor
 
-from dent.defense import Dent
-from dent.evaluation.defenses import as_defense
+from dent.defense import Dent, defend
 from dent.models import load_model
 from dent.serving.admission import Admission
 from dent.serving.answers import Failed, answer_batch
@@ -48,7 +47,7 @@ class Described:
 
 def defended(serving: Serving) -> Dent:
     """The model that is served; what does not fit together is told here, before anyone asks it."""
-    defense = as_defense(load_model(serving.model).to(serving.device), serving.defense)
+    defense = defend(load_model(serving.model).to(serving.device), serving.defense)
     inputs = torch.zeros(1, 3, *serving.size, device=serving.device)
     try:
         answer_batch(defense, inputs, classes=serving.classes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NewType
 
 from dent.data.cifar import CIFAR10, CIFAR100
-from dent.evaluation.defenses import defense_text
+from dent.defense.text import format_defense
 from dent.fields import refuse, setting
 from dent.names import check_known
 
@@ -73,7 +73,7 @@ class Serving:
     def __post_init__(self) -> None:
         faults: list[str] = []
         readers: dict[str, Callable[[Any], Any]] = {
-            "defense": defense_text,
+            "defense": format_defense,
             "max_wait": _time,
             "deadline": _deadline,
             "max_body": _bytes,

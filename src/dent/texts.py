@@ -1,4 +1,4 @@
-"""A name with settings as one text, "dent:steps=10,lr=0.002": how defenses and attacks are written."""
+"""Parse and format texts such as `dent:steps=10,lr=0.002`: a name with settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def split_text(text: str, example: str) -> tuple[str, dict[str, Any]]:
-    """The name, and its settings.
+def parse_text(text: str, example: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the settings of a text. `example` is shown in the error.
 
-    >>> split_text("fpa: rounds=3, steps=10", "fpa:rounds=3")
+    >>> parse_text("fpa: rounds=3, steps=10", "fpa:rounds=3")
     ('fpa', {'rounds': 3, 'steps': 10})
     """
     name, _, rest = text.partition(":")
@@ -22,25 +22,25 @@ def split_text(text: str, example: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"expected a text such as {example}, got {text!r}")
         if key in settings:
             raise ValueError(f"expected each setting once, got {key} twice in {text!r}")
-        settings[key] = read_value(value)
+        settings[key] = parse_value(value)
     return name.strip(), settings
 
 
-def join_text(name: str, settings: Mapping[str, str]) -> str:
-    """The one way to write it.
-
-    >>> join_text("dent", {"steps": "10", "lr": "0.002"})
-    'dent:lr=0.002,steps=10'
-    """
-    text = ",".join(f"{key}={settings[key]}" for key in sorted(settings))
-    return f"{name}:{text}" if text else name
-
-
-def read_value(value: Any) -> Any:
-    """A value as it is typed, or as YAML has it (where 1e-3 is text, and a tuple is a list)."""
+def parse_value(value: Any) -> Any:
+    """Return a value that was typed or read from YAML, where `1e-3` is text and a tuple is a list."""
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             return value
     return tuple(value) if isinstance(value, list) else value
+
+
+def format_text(name: str, settings: Mapping[str, str]) -> str:
+    """Return the text of a name and its settings, in alphabetical order.
+
+    >>> format_text("dent", {"steps": "10", "lr": "0.002"})
+    'dent:lr=0.002,steps=10'
+    """
+    text = ",".join(f"{key}={settings[key]}" for key in sorted(settings))
+    return f"{name}:{text}" if text else name
