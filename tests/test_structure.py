@@ -11,65 +11,40 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "dent"
 
-# What each room may import of the others; a room that is not here may not exist.
+# Modules that belong to no room: any room may import them, and they import none.
+GROUND = {"clusters", "declared", "fields", "flags", "intervals", "loggers", "names", "seeds", "storage"}
+GROUND |= {"texts", "theme"}
+# The other rooms that each room may import; a room that is not here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
-    "names": set(),
-    "fields": set(),
-    "texts": set(),
-    "seeds": set(),
-    "storage": set(),
-    "intervals": set(),
-    "clusters": set(),
-    "theme": set(),
-    "flags": {"fields"},
-    "loggers": {"names"},
-    "defense": {"fields", "names", "texts"},
-    "attacks": {"names", "seeds"},
-    "models": {"intervals", "names", "storage"},
-    "data": {"names", "storage"},
-    "training": {"attacks", "data", "fields", "intervals", "loggers", "models", "names"}
-    | {"seeds", "storage"},
-    "evaluation": {"attacks", "clusters", "data", "defense", "fields", "intervals", "models", "names"}
-    | {"seeds", "storage", "texts"},
-    "paper": {"data", "defense", "evaluation", "fields", "models", "names", "seeds", "storage"}
-    | {"texts"},
-    "report": {"evaluation", "paper", "storage", "theme", "training"},
-    "serving": {"clusters", "data", "defense", "fields", "models", "names", "theme"},
-    "cli": {
-        "data",
-        "defense",
-        "evaluation",
-        "fields",
-        "flags",
-        "loggers",
-        "models",
-        "paper",
-        "report",
-        "serving",
-        "training",
-    },
+    "defense": set(),
+    "attacks": set(),
+    "models": set(),
+    "data": set(),
+    "training": {"attacks", "data", "models"},
+    "evaluation": {"attacks", "data", "defense", "models"},
+    "paper": {"data", "defense", "evaluation", "models"},
+    "report": {"evaluation", "paper", "training"},
+    "serving": {"data", "defense", "models"},
+    "cli": {"data", "defense", "evaluation", "models", "paper", "report", "serving", "training"},
     "__init__": {"attacks", "data", "defense", "evaluation", "models"},
     "__main__": {"cli"},
 }
-# What a room may import from outside the standard library; extras only where they are asked for.
+# The packages that a room may import besides the standard library; extras are imported where needed.
 OUTSIDE: dict[str, set[str]] = {
-    "names": set(),
-    "fields": set(),
-    "texts": set(),
-    "storage": set(),
-    "intervals": set(),
     "clusters": {"ray"},
-    "theme": set(),
+    "declared": {"pydantic"},
+    "flags": {"typer"},
     "loggers": {"torch", "wandb"},
     "seeds": {"numpy", "torch"},
+    "storage": {"filelock", "platformdirs"},
     "defense": {"torch"},
     "attacks": {"pyautoattack", "torch"},
     "models": {"robustbench", "timm", "torch", "torchvision"},
     "data": {"PIL", "numpy", "torch"},
-    "training": {"torch"},
-    "evaluation": {"numpy", "pandas", "ray", "torch", "yaml"},
-    "paper": {"torch", "yaml"},
-    "report": {"rich", "vl_convert"},
+    "training": {"pydantic", "torch"},
+    "evaluation": {"numpy", "pandas", "pydantic", "ray", "torch", "yaml"},
+    "paper": {"pydantic", "torch", "yaml"},
+    "report": {"jinja2", "markupsafe", "rich", "vl_convert"},
     "serving": {"PIL", "fastapi", "numpy", "prometheus_client", "pydantic", "python_multipart"}
     | {"ray", "starlette", "torch"},
 }
@@ -95,11 +70,11 @@ def test_import_directions(name: str) -> None:
     path, room = FILES[name], Path(name).with_suffix("").parts[0]
     inside = {name.split(".")[1] for name in imports(path) if name.startswith("dent.")}
     rooms = {other for other in MAY_IMPORT if other != "__init__"}
-    assert inside & rooms <= MAY_IMPORT[room] | {room}
-    if room in OUTSIDE:
+    assert inside & rooms <= (set() if room in GROUND else MAY_IMPORT[room] | {room})
+    if room not in ("__init__", "__main__", "cli"):
         outside = {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names)
-        assert outside <= OUTSIDE[room] | {"dent"}
-    assert len(path.read_text().splitlines()) <= 300
+        assert outside <= OUTSIDE.get(room, set()) | {"dent"}
+    assert len(path.read_text().splitlines()) <= 400
 
 
 def test_importing_dent_loads_no_extra() -> None:
@@ -109,5 +84,5 @@ def test_importing_dent_loads_no_extra() -> None:
     assert "torch" in loaded
     extras = {"typer", "rich", "scipy", "sklearn", "foolbox", "torchattacks", "art", "pyautoattack"}
     extras |= {"PIL", "timm", "torchvision", "robustbench", "tensorboard", "wandb", "ray", "pandas"}
-    extras |= {"vl_convert", "fastapi", "pydantic", "prometheus_client"}
+    extras |= {"vl_convert", "fastapi", "jinja2", "prometheus_client"}
     assert not loaded & extras

@@ -6,10 +6,11 @@ import inspect
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from dent.declared import Declared, plain_type, read_number
 from dent.fields import number
 
 
@@ -73,6 +74,56 @@ def _plain(hint: Any) -> type:
 
 
 def _annotated(kind: type, option: Any) -> Any:
-    from typing import Annotated
-
     return Annotated[kind | None, option]
+
+
+def parse_number(text: str) -> float:
+    """Return the number that a flag was given, also as a fraction."""
+    try:
+        return float(read_number(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def add_flags(
+    settings: type[Declared], *, without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command with `**settings` one flag for each field; it receives those that were given.
+
+    without: fields for which the command has flags of its own.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        chosen = {name: field for name, field in settings.model_fields.items() if name not in without}
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [one for one in own if one.kind is not one.VAR_KEYWORD]
+        for name, field in chosen.items():
+            kind = plain_type(field.annotation)
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            kind = kind if kind in (int, float, bool) else str
+            note = (field.description or name).rstrip(".")
+            option = typer.Option(
+                help=f"{note}: {', '.join(map(str, choices))}." if choices else f"{note}.",
+                parser=parse_number if kind is float else None,
+                metavar={float: "NUMBER", int: "INTEGER", str: "TEXT"}.get(kind),
+                rich_help_panel=f"Settings of the {settings.title}",
+            )
+            parameters.append(
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=None,
+                    annotation=Annotated[kind | None, option],
+                )
+            )
+
+        def run_command(**given: Any) -> None:
+            asked = {name: given.pop(name) for name in chosen}
+            command(**given, **{name: value for name, value in asked.items() if value is not None})
+
+        run_command.__doc__, run_command.__name__ = command.__doc__, command.__name__
+        run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run_command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run_command
+
+    return decorate

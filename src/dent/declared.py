@@ -1,0 +1,136 @@
+"""Settings that come from files and flags: declared once as pydantic models, checked all at once."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from dent.names import check_known
+
+
+def read_number(value: Any) -> Any:
+    """Return a number that is written as text, also as a fraction; return other values unchanged.
+
+    >>> read_number("8/255") == 8 / 255, read_number("0.5"), read_number(2)
+    (True, 0.5, 2)
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        above, _, below = value.partition("/")
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected a number such as 0.5 or 8/255, got {value!r}") from error
+
+
+# A float that may also be written as text: "0.5", "8/255".
+Number = Annotated[float, BeforeValidator(read_number)]
+
+
+class Declared(BaseModel):
+    """A group of settings that cannot change. One error names every value that is wrong.
+
+    Declare each setting with `pydantic.Field(default, description="...", ge=...)`; bounds and choices
+    become part of the error message, and the description becomes the help text of its flag. Types
+    are strict: True is no integer, and "3" is no number (but `Number` reads text).
+
+    >>> from pydantic import Field
+    >>> class Example(Declared):
+    ...     title: ClassVar[str] = "example"
+    ...     steps: int = Field(3, description="Number of steps.", ge=1)
+    ...     norm: Literal["linf", "l2"] = "linf"
+    >>> Example(steps=0, norm="l1")
+    Traceback (most recent call last):
+    ...
+    ValueError: 2 wrong settings of the example:
+      steps: expected an integer >= 1, got 0
+      norm: expected one of linf, l2, got 'l1'
+    >>> Example(step=3)
+    Traceback (most recent call last):
+    ...
+    TypeError: unknown settings of the example: step; did you mean 'steps'? Expected any of: steps, norm
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    title: ClassVar[str] = "settings"  # what error messages call the group
+
+    def __init__(self, **given: Any) -> None:
+        check_known(f"settings of the {self.title}", given, list(type(self).model_fields))
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise_faults(list_faults(type(self), error), f" of the {self.title}")
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some settings changed, checked as a whole."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**given | changes)
+
+
+def list_faults(model: type[BaseModel], error: ValidationError) -> list[str]:
+    """Return one line for each fault: the setting, what was expected, and what came."""
+    faults = []
+    for one in error.errors(include_url=False):
+        place = ".".join(map(str, one["loc"]))
+        cause = one.get("ctx", {}).get("error")
+        if cause is not None:  # raised by a validator of ours
+            faults.append(": ".join(filter(None, [place, " ".join(str(cause).split())])))
+            continue
+        field = model.model_fields.get(str(one["loc"][0])) if one["loc"] else None
+        expected = describe_field(field) if field is not None and len(one["loc"]) == 1 else one["msg"]
+        got = "" if one["type"] == "missing" else f", got {one['input']!r}"
+        faults.append(f"{place}: expected {expected}{got}")
+    return list(dict.fromkeys(faults))  # a union reports a fault once for each of its members
+
+
+def raise_faults(faults: list[str], of: str = "") -> None:
+    """Raise one ValueError that lists every fault; do nothing if there is none.
+
+    >>> raise_faults(["steps: expected an integer >= 0, got -1"])
+    Traceback (most recent call last):
+    ...
+    ValueError: 1 wrong setting:
+      steps: expected an integer >= 0, got -1
+    """
+    if faults:
+        count = "1 wrong setting" if len(faults) == 1 else f"{len(faults)} wrong settings"
+        raise ValueError(f"{count}{of}:\n  " + "\n  ".join(faults)) from None
+
+
+def describe_field(field: FieldInfo) -> str:
+    """Return what a setting accepts, in words: "an integer >= 1", "one of linf, l2"."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    bounds = [
+        f"{sign} {getattr(limit, name)}"
+        for limit in field.metadata
+        for name, sign in signs.items()
+        if getattr(limit, name, None) is not None
+    ]
+    return " ".join(filter(None, [_describe_type(field.annotation), " and ".join(bounds)]))
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return the type of a setting without None and without `Annotated`."""
+    if get_origin(annotation) is Annotated:
+        return plain_type(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        first, *_ = (one for one in get_args(annotation) if one is not type(None))
+        return plain_type(first)
+    return annotation
+
+
+def _describe_type(annotation: Any) -> str:
+    plain = plain_type(annotation)
+    if get_origin(plain) is Literal:
+        return f"one of {', '.join(map(str, get_args(plain)))}"
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+    if plain in names:
+        return names[plain]
+    container = get_origin(plain) or plain
+    if isinstance(container, type) and issubclass(container, Mapping):
+        return "a mapping"
+    return "a list" if container in (list, tuple) else getattr(container, "__name__", str(container))
