@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # The packages that a room may import besides the standard library; extras are imported where needed.
 OUTSIDE: dict[str, set[str]] = {
-    "clusters": {"ray"},
+    "clusters": {"psutil", "ray"},
     "declared": {"pydantic"},
     "flags": {"typer"},
     "loggers": {"torch", "wandb"},

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from ipaddress import IPv6Address, ip_address
 from socket import create_connection
 from typing import Any
 
@@ -14,6 +15,8 @@ OBJECT_STORE = 200 * 2**20  # bytes
 # the network. What is started inherits it.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 SILENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is told to anyone
+
+Address = tuple[str, int]  # IP address and port
 
 
 @contextmanager
@@ -46,11 +49,13 @@ def connected(
     try:
         if address is None:
             constants.ENABLE_RAY_CLUSTER = False  # what LOOPBACK says, in this process
+            before = list_open_ports()
             with environment({**(variables or {}), **LOOPBACK, **SILENT}):
                 ray.init(
                     "local", num_cpus=cpus, object_store_memory=store, include_dashboard=False,
                     log_to_driver=False, logging_level=logging.ERROR, _system_config=dict(system or {}),
                 )  # fmt: skip
+            check_open_ports(allowed=before)
         else:
             _join(ray, address)
         yield address is not None
@@ -58,6 +63,53 @@ def connected(
         ray.shutdown()  # of a cluster that others started: leave it
         ray._private.worker._worker_logs_enabled = True
         constants.ENABLE_RAY_CLUSTER = spread
+
+
+def list_open_ports() -> set[Address]:
+    """Return the addresses at which other machines can reach this process or its children."""
+    try:
+        import psutil
+    except ImportError as error:
+        raise ImportError(
+            f"Ray's ports are checked with psutil: pip install 'dent-defense[ray]' ({error})"
+        ) from error
+    addresses: set[Address] = set()
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            addresses |= {
+                (one.laddr.ip, one.laddr.port)
+                for one in process.net_connections("inet")
+                if one.status == psutil.CONN_LISTEN and not is_loopback(one.laddr.ip)
+            }
+    return addresses
+
+
+def check_open_ports(allowed: Collection[Address] = ()) -> None:
+    """Raise RuntimeError if other machines can reach this process or its children.
+
+    Ray's processes run any code that they are sent, and what keeps them to this machine are private
+    settings of Ray. So we look at the sockets instead of trusting the settings.
+
+    allowed: addresses that may be open.
+    """
+    if wrong := list_open_ports() - set(allowed):
+        places = ", ".join(f"{host}:{port}" for host, port in sorted(wrong))
+        raise RuntimeError(
+            f"expected Ray to listen on this machine only, got {places}, which other machines can "
+            "reach; install a version of Ray that pyproject.toml allows"
+        )
+
+
+def is_loopback(ip: str) -> bool:
+    """Return True if only this machine can reach an IP address.
+
+    >>> [is_loopback(ip) for ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::")]
+    [True, True, True, False, False]
+    """
+    address = ip_address(ip)
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def cores() -> int:
