@@ -27,10 +27,13 @@ RECIPE = Recipe(
 )
 
 
-def trained(out: Path, recipe: Recipe = RECIPE, **options: Any) -> Any:
-    return train(
-        "toys:normalized", open_data("toys:features", split="train"), recipe, out=out, **options
-    )
+AVERAGED = RECIPE.replace(average=0.9, resize_from=4, resize_until=0.6)
+
+
+def trained(
+    out: Path, recipe: Recipe = RECIPE, *, architecture: str = "toys:pooled", **options: Any
+) -> Any:
+    return train(architecture, open_data("toys:features", split="train"), recipe, out=out, **options)
 
 
 def contents(out: Path) -> dict[str, Any]:
@@ -61,18 +64,21 @@ class StoppedError(Exception):
     pass
 
 
+@pytest.mark.parametrize("recipe", [RECIPE, AVERAGED], ids=["plain", "averaged-and-resized"])
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_resumed_is_unbroken_bit_for_bit(tmp_path: Path, epoch: int) -> None:
+def test_resumed_is_unbroken_bit_for_bit(tmp_path: Path, epoch: int, recipe: Recipe) -> None:
     def stop(reached: Epoch) -> None:
         if reached.epoch == epoch:
             raise StoppedError
 
-    trained(tmp_path / "unbroken")
+    trained(tmp_path / "start", RECIPE.replace(epochs=1))
+    start = tmp_path / "start" / "checkpoint.pt"
+    trained(tmp_path / "unbroken", recipe, start=start)
     with pytest.raises(StoppedError):
-        trained(tmp_path / "broken", on_epoch=stop)
+        trained(tmp_path / "broken", recipe, start=start, on_epoch=stop)
     assert len(contents(tmp_path / "broken")["history"]) == epoch
     torch.rand(17)  # the global generator has no part in it
-    trained(tmp_path / "broken")
+    trained(tmp_path / "broken", recipe, start=start)
     assert_identical(contents(tmp_path / "broken"), contents(tmp_path / "unbroken"))
 
 
@@ -171,7 +177,7 @@ def test_a_collapse_leaves_the_last_good_checkpoint(
 ) -> None:
     watched = [(0.6, 0.4, 0.45), (0.7, 0.55, 0.6), (0.75, 0.02, 0.7)]
 
-    def watch(run: Run) -> tuple[float, float, float]:
+    def watch(run: Run, model: torch.nn.Module) -> tuple[float, float, float]:
         return watched[len(run.history)]
 
     monkeypatch.setattr(Run, "watch", watch)
@@ -183,7 +189,7 @@ def test_a_collapse_leaves_the_last_good_checkpoint(
     ):
         trained(tmp_path, fast)
     assert len(contents(tmp_path)["history"]) == 2
-    dent.load_model("toys:normalized", weights=tmp_path / "checkpoint.pt")
+    dent.load_model("toys:pooled", weights=tmp_path / "checkpoint.pt")
 
 
 def epoch(
@@ -209,3 +215,32 @@ def epoch(
 def test_what_counts_as_gone_wrong(history: list[Epoch], fast: bool, says: str | None) -> None:
     found = fault(history, classes=10, watched=1000, lr=0.1, fast=fast)
     assert (found is None) if says is None else (found is not None and says in found)
+
+
+def test_other_weights_to_start_from_are_another_training(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        trained(tmp_path / f"start{seed}", RECIPE.replace(epochs=1, seed=seed))
+    trained(tmp_path / "tuned", start=tmp_path / "start0" / "checkpoint.pt")
+    with pytest.raises(ValueError, match="holds another training: start is"):
+        trained(tmp_path / "tuned", start=tmp_path / "start1" / "checkpoint.pt")
+
+
+def test_a_training_goes_on_where_bfloat16_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # oneDNN's bfloat16 kernels die of an illegal instruction on some CPUs without bfloat16.
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+    def stop(reached: Epoch) -> None:
+        raise StoppedError
+
+    monkeypatch.setattr("dent.training.precision.has_bfloat16", lambda device: True)
+    with pytest.raises(StoppedError):
+        trained(tmp_path / "begun", mixed_precision=True, on_epoch=stop)
+    monkeypatch.setattr("dent.training.precision.has_bfloat16", lambda device: False)
+    with pytest.raises(ValueError, match="expected a processor with bfloat16 instructions"):
+        trained(tmp_path / "new", mixed_precision=True)
+    assert not (tmp_path / "new" / "checkpoint.pt").exists()
+    with pytest.warns(UserWarning, match="began in bfloat16 on cpu.*goes on in float32.*bit for bit"):
+        trained(tmp_path / "begun", mixed_precision=True)
+    assert len(contents(tmp_path / "begun")["history"]) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from dent.attacks import pgd
 from dent.data import open_data
 from dent.data.dataset import Dataset
 from dent.training import RECIPES, Recipe, Step, make_recipe, train
-from dent.training.augment import crop_and_flip, draw_crops
+from dent.training.augment import crop_and_flip, draw_crops, resize
+from dent.training.average import Average
 from dent.training.loop import split
 from dent.training.methods import attacked, frozen, start_offsets, trades_loss
 
@@ -236,6 +238,7 @@ def test_mixed_precision_trains(
 ) -> None:
     # oneDNN's bfloat16 kernels die of an illegal instruction on some CPUs without bfloat16.
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    monkeypatch.setattr("dent.training.precision.has_bfloat16", lambda device: True)
     recipe = Recipe(**QUICK | ATTACK | {"method": "at"})
     half = train("toys:linear", dataset, recipe, out=tmp_path, mixed_precision=True)
     assert worst_case(half.model) > 0.8
@@ -250,3 +253,85 @@ def test_compiled_training_is_the_same_to_rounding(dataset: Dataset, tmp_path: P
     )
     for ours, theirs in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_the_average_is_a_weighted_sum_of_all_weights_so_far() -> None:
+    model, decay, updates = nn.Linear(3, 2), 0.8, 30
+    average = Average(model, decay)
+    weights = [model.weight.detach().clone()]
+    for done in range(updates):
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(2, 3))
+        average.update(done)
+        weights.append(model.weight.detach().clone())
+    decays = [1.0, *(min(decay, (1 + done) / (10 + done)) for done in range(updates))]
+    shares = [(1 - decays[i] if i else 1.0) * math.prod(decays[i + 1 :]) for i in range(updates + 1)]
+    assert sum(shares) == pytest.approx(1)
+    expected = torch.stack([share * one for share, one in zip(shares, weights, strict=True)]).sum(0)
+    torch.testing.assert_close(average.model.get_parameter("weight"), expected)
+
+
+def test_averaged_weights_are_saved_and_watched_beside_the_raw_ones(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    recipe = Recipe(**QUICK | ATTACK | {"method": "at", "epochs": 3, "average": 0.9})
+    trained = train("toys:pooled", dataset, recipe, out=tmp_path)
+    raw, average = (
+        dent.load_model("toys:pooled", weights=tmp_path / f"{name}.pt")
+        for name in ("checkpoint", "average")
+    )
+    assert not torch.equal(raw.get_parameter("5.weight"), average.get_parameter("5.weight"))
+    inputs, labels = dataset.subset(split(dataset, recipe)[1]).tensors()
+    for model, natural in (
+        (raw, trained.history[-1].natural),
+        (average, trained.history[-1].average_natural),
+    ):
+        assert natural == pytest.approx(float((model(inputs).argmax(1) == labels).float().mean()))
+    assert trained.history[-1].average_robust is not None
+
+
+def test_images_grow_to_their_full_size(dataset: Dataset, tmp_path: Path) -> None:
+    widths: list[int] = []
+    recipe = Recipe(**QUICK | {"epochs": 4, "resize_from": 4, "resize_until": 0.5})
+
+    class Spy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = toys.pooled()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                assert inputs.shape[2] * 2 == inputs.shape[3]
+                widths.append(inputs.shape[3])
+            return self.net(inputs)  # type: ignore[no-any-return]
+
+    toys.spy = Spy  # type: ignore[attr-defined]
+    train("toys:spy", dataset, recipe, out=tmp_path)
+    assert widths == [4] * 28 + [8] * 28
+
+
+def test_resizing_takes_means() -> None:
+    images = torch.rand(2, 3, 8, 16)
+    expected = images.reshape(2, 3, 4, 2, 8, 2).mean((3, 5))
+    torch.testing.assert_close(resize(images, 8), expected)
+
+
+def test_fine_tuning_begins_from_the_weights_and_their_normalization(tmp_path: Path) -> None:
+    images = torch.rand(64, 3, 32, 32)
+    data = Dataset("random", torch.arange(64) % 10, images.__getitem__, tuple("abcdefghij"))
+    recipe = Recipe(epochs=1, batch_size=32, hold_out=0)
+    first = train("resnet20", data, recipe, out=tmp_path / "first", mean=0.4, std=0.2)
+    still = recipe.replace(lr=0.0)
+    for start in (first.checkpoint, "resnet20-at"):
+        tuned = train("resnet20", data, still, out=tmp_path / Path(start).stem, start=start)
+        source = dent.load_model(start)
+        for name, value in source.named_parameters():
+            assert torch.equal(tuned.model.get_parameter(name), value)
+        assert torch.equal(tuned.model.get_buffer("mean"), source.get_buffer("mean"))
+        loaded = dent.load_model(tuned.checkpoint)
+        assert torch.equal(loaded.get_buffer("mean"), source.get_buffer("mean"))
+
+
+def test_weights_that_do_not_fit_are_named(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="resnet20-at does not fit Sequential; missing"):
+        train("toys:pooled", dataset, Recipe(**QUICK), out=tmp_path, start="resnet20-at")

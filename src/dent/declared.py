@@ -46,7 +46,7 @@ class Declared(BaseModel):
     >>> Example(steps=0, norm="l1")
     Traceback (most recent call last):
     ...
-    ValueError: 2 wrong settings of the example:
+    dent.declared.SettingsError: 2 wrong settings of the example:
       steps: expected an integer >= 1, got 0
       norm: expected one of linf, l2, got 'l1'
     >>> Example(step=3)
@@ -77,7 +77,10 @@ def list_faults(model: type[BaseModel], error: ValidationError) -> list[str]:
     for one in error.errors(include_url=False):
         place = ".".join(map(str, one["loc"]))
         cause = one.get("ctx", {}).get("error")
-        if cause is not None:  # raised by a validator of ours
+        if isinstance(cause, SettingsError):  # raised by a validator of the whole model
+            faults += cause.faults
+            continue
+        if cause is not None:  # raised by a validator of one setting
             faults.append(": ".join(filter(None, [place, " ".join(str(cause).split())])))
             continue
         field = model.model_fields.get(str(one["loc"][0])) if one["loc"] else None
@@ -87,18 +90,26 @@ def list_faults(model: type[BaseModel], error: ValidationError) -> list[str]:
     return list(dict.fromkeys(faults))  # a union reports a fault once for each of its members
 
 
+class SettingsError(ValueError):
+    """Settings are wrong; `faults` has one line for each of them."""
+
+    def __init__(self, faults: list[str], of: str = "") -> None:
+        self.faults = faults
+        count = "1 wrong setting" if len(faults) == 1 else f"{len(faults)} wrong settings"
+        super().__init__(f"{count}{of}:\n  " + "\n  ".join(faults))
+
+
 def raise_faults(faults: list[str], of: str = "") -> None:
-    """Raise one ValueError that lists every fault; do nothing if there is none.
+    """Raise one SettingsError that lists every fault; do nothing if there is none.
 
     >>> raise_faults(["steps: expected an integer >= 0, got -1"])
     Traceback (most recent call last):
     ...
-    ValueError: 1 wrong setting:
+    dent.declared.SettingsError: 1 wrong setting:
       steps: expected an integer >= 0, got -1
     """
     if faults:
-        count = "1 wrong setting" if len(faults) == 1 else f"{len(faults)} wrong settings"
-        raise ValueError(f"{count}{of}:\n  " + "\n  ".join(faults)) from None
+        raise SettingsError(faults, of) from None
 
 
 def describe_field(field: FieldInfo) -> str:

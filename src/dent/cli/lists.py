@@ -82,12 +82,12 @@ def _recipes() -> list[dict[str, Any]]:
 def _named(
     kind: str, table: Mapping[str, Any], notes: Mapping[str, str], base: Any
 ) -> list[dict[str, Any]]:
-    default = asdict(base)
+    default = vars(base)
     return [
         {
             kind: name,
             "what it is": notes[name],
-            "settings": {key: value for key, value in asdict(entry).items() if value != default[key]},
+            "settings": {key: value for key, value in vars(entry).items() if value != default[key]},
         }
         for name, entry in table.items()
     ]

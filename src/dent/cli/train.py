@@ -9,7 +9,7 @@ import torch
 import typer
 
 from dent.cli.app import Device, Log, Threads, app
-from dent.flags import flags
+from dent.flags import add_flags
 from dent.report.terminal import progress_bar, show_table
 from dent.report.training import epoch_line, step_text
 from dent.training import Recipe, make_recipe
@@ -17,7 +17,7 @@ from dent.training.run import run
 
 
 @app.command()
-@flags(Recipe)
+@add_flags(Recipe)
 def train(
     architecture: Annotated[str, typer.Argument(help="See `dent list models`.")],
     recipe: Annotated[str, typer.Option(help="See `dent list recipes`.")] = "nominal",
@@ -30,13 +30,19 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; runs/ARCHITECTURE-RECIPE.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="Begin from the weights of this model or checkpoint.")
+    ] = None,
     device: Device = "cpu",
     threads: Threads = None,
     compile: Annotated[
         bool, typer.Option(help="Compile the model first; faster after a minute.")
     ] = False,
     mixed_precision: Annotated[
-        bool | None, typer.Option(help="Half precision where it does no harm; on for GPUs.")
+        bool | None,
+        typer.Option(
+            help="Train in half precision (default: on GPUs). A processor needs bfloat16 instructions."
+        ),
     ] = None,
     log: Log = None,
     **settings: Any,
@@ -55,6 +61,7 @@ def train(
             data=data,
             test_data=test_data,
             out=folder,
+            start=start,
             device=device,
             compile=compile,
             mixed_precision=mixed_precision,

@@ -28,8 +28,13 @@ def epoch_line(epoch: Epoch) -> str:
     robust = ""
     if epoch.robust is not None and epoch.fgsm is not None:
         robust = f"  PGD-10 {100 * epoch.robust:4.1f} %  FGSM {100 * epoch.fgsm:4.1f} %"
+    average = ""
+    if epoch.average_natural is not None:
+        average = f"  average {100 * epoch.average_natural:4.1f} %"
+    if epoch.average_robust is not None:
+        average += f" / {100 * epoch.average_robust:4.1f} %"
     return (
         f"epoch {epoch.epoch:3d}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}  "
-        f"trained-on {100 * epoch.accuracy:4.1f} %  natural {100 * epoch.natural:4.1f} %{robust}"
-        f"  {epoch.seconds:4.0f} s"
+        f"trained-on {100 * epoch.accuracy:4.1f} %  natural {100 * epoch.natural:4.1f} %"
+        f"{robust}{average}  {epoch.seconds:4.0f} s"
     )

@@ -31,3 +31,15 @@ def crop_and_flip(images: Tensor, crops: Tensor) -> Tensor:
     each = torch.arange(n, device=images.device)[:, None, None]
     # Indexing puts the channels last; as a view they are second again, and the layout stays.
     return padded[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def resize(images: Tensor, width: int) -> Tensor:
+    """Return the images (N, C, H, W) at another width; each pixel is the mean of those it covers.
+
+    >>> resize(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 1).tolist()
+    [[[[2.5]]]]
+    """
+    if images.shape[-1] == width:
+        return images
+    height = round(images.shape[-2] * width / images.shape[-1])
+    return F.interpolate(images, size=(height, width), mode="area")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from dent.attacks import pgd
 from dent.data.dataset import Dataset
 from dent.seeds import generator
-from dent.training.augment import crop_and_flip, draw_crops
+from dent.training.augment import crop_and_flip, draw_crops, resize
+from dent.training.average import Average
 from dent.training.methods import attacked, frozen, nominal_loss, start_offsets, trades_loss
 from dent.training.processes import Processes
 from dent.training.recipe import Recipe
@@ -56,7 +57,7 @@ class Run:
         device: torch.device,
         group: Processes,
         compile: bool,
-        half: bool,
+        half: torch.dtype | None,
     ) -> None:
         self.dataset, self.recipe, self.device, self.group = dataset, recipe, device, group
         if group.count > 1 and device.type == "cuda":  # there is no such layer for the CPU
@@ -65,6 +66,7 @@ class Run:
         if compile:
             self.model.compile()
         self.shared = group.wrap(self.model)
+        self.average = Average(self.model, recipe.average) if recipe.average else None
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             lr=recipe.lr,
@@ -73,11 +75,9 @@ class Run:
             nesterov=recipe.momentum > 0,
         )
         # bfloat16 has float32's range; float16, for older GPUs, needs its loss scaled.
-        narrow = device.type == "cuda" and not torch.cuda.is_bf16_supported()
-        self.half = torch.autocast(
-            device.type, torch.float16 if narrow else torch.bfloat16, enabled=half
-        )
-        self.scaler = torch.amp.GradScaler(device.type, enabled=half and narrow)
+        narrow = half == torch.float16
+        self.half = torch.autocast(device.type, half, enabled=half is not None)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=narrow)
         self.images, held_out = split(dataset, recipe)
         # Without images held out, some that are trained on are watched: enough to see it go wrong.
         self.watched = held_out if recipe.hold_out else self.images[:1000]
@@ -89,6 +89,7 @@ class Run:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "average": self.average.state_dict() if self.average else None,
             "history": [asdict(epoch) for epoch in self.history],
         }
 
@@ -97,6 +98,8 @@ class Run:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
             self.history = [Epoch(**epoch) for epoch in state["history"]]
 
     def epoch(self, on_step: Callable[[Step], None] | None) -> Epoch:
@@ -114,11 +117,13 @@ class Run:
                 group["lr"] = lr
             batch = self.images[order[update * recipe.batch_size :][: recipe.batch_size]]
             with self.half:
-                loss, correct = self.loss(batch, generator(recipe.seed, number, update))
+                loss, correct = self.loss(batch, generator(recipe.seed, number, update), done / total)
             self.optimizer.zero_grad()
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            if self.average is not None:
+                self.average.update(done)
             sums += torch.stack(
                 [loss.detach() * len(correct), correct.sum(), torch.ones_like(correct).sum()]
             )
@@ -131,12 +136,12 @@ class Run:
                     on_step(Step(done + 1, total, number, loss_mean, accuracy, last))
         sums = self.group.total(sums)
         loss_mean, accuracy = (sums[:2] / sums[2]).tolist()
-        natural, robust, fgsm = self.watch()
-        return Epoch(
-            number, lr, loss_mean, accuracy, natural, robust, fgsm, time.perf_counter() - started
-        )
+        natural, robust, fgsm = self.watch(self.model)
+        average = self.watch(self.average.model)[:2] if self.average else (None, None)
+        seconds = time.perf_counter() - started
+        return Epoch(number, lr, loss_mean, accuracy, natural, robust, fgsm, seconds, *average)
 
-    def loss(self, batch: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Tensor, random: torch.Generator, progress: float) -> tuple[Tensor, Tensor]:
         """The recipe's loss on this process's part of the batch, and which of its images were right.
 
         What is random is drawn for the whole batch, so that the number of processes changes nothing.
@@ -145,6 +150,7 @@ class Run:
         inputs, labels = self.read(part)
         if recipe.augment:
             inputs = crop_and_flip(inputs, self.group.part(draw_crops(len(batch), generator=random)))
+        inputs = resize(inputs, recipe.width_at(progress, inputs.shape[-1]))
         inputs = inputs.contiguous(memory_format=torch.channels_last)
         if not recipe.adversarial:
             loss, logits = nominal_loss(self.shared, inputs, labels)
@@ -159,11 +165,11 @@ class Run:
                 loss, logits = trades_loss(self.shared, inputs, points, labels, beta=recipe.beta)
         return loss, logits.detach().argmax(1) == labels
 
-    def watch(self) -> tuple[float, float | None, float | None]:
+    def watch(self, model: nn.Module) -> tuple[float, float | None, float | None]:
         """Accuracy on the watched images: natural, and for adversarial recipes under PGD-10 and FGSM."""
         # `forward` is the model without compilation: these batches have other sizes.
-        forward, recipe = self.model.forward, self.recipe
-        with frozen(self.model), self.half:
+        forward, recipe = model.forward, self.recipe
+        with frozen(model), self.half:
             correct = 0
             for part in self.watched.split(256):
                 inputs, labels = self.read(part)

@@ -3,48 +3,67 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self
 
-from dent.fields import refuse, setting, wrong_choices
-from dent.names import check_known, lookup
+from pydantic import Field, model_validator
+
+from dent.declared import Declared, Number, raise_faults
+from dent.names import lookup
 
 Method = Literal["nominal", "at", "trades"]
 Schedule = Literal["cosine", "linear"]
 Norm = Literal["linf", "l2"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """All that defines a training, the model and the data apart.
+class Recipe(Declared):
+    """Everything that defines a training except the model and the data.
 
     >>> Recipe(epochs=0, schedule="step")
     Traceback (most recent call last):
     ...
-    ValueError: 2 wrong settings of the recipe:
-      schedule: expected one of cosine, linear, got 'step'
+    dent.declared.SettingsError: 2 wrong settings of the recipe:
       epochs: expected an integer >= 1, got 0
+      schedule: expected one of cosine, linear, got 'step'
     """
 
-    method: Method = setting("nominal", "what is minimized", get_args(Method))
-    epochs: int = setting(200, "passes over the training images")
-    batch_size: int = setting(128, "images per update, over all processes together")
-    lr: float = setting(0.1, "the highest learning rate of SGD")
-    schedule: Schedule = setting("cosine", "how lr falls to zero", get_args(Schedule))
-    warmup: float = setting(0.0, "share of the updates in which lr rises linearly from zero")
-    momentum: float = setting(0.9, "of SGD, after Nesterov")
-    weight_decay: float = setting(5e-4, "of all parameters")
-    augment: bool = setting(True, "random crop from a border of 4 pixels, and random flip")
-    eps: float = setting(0.0, "radius of the attack in training; 0 for nominal")
-    norm: Norm = setting("linf", "norm of the attack", get_args(Norm))
-    attack_steps: int = setting(0, "steps of PGD on every batch; 1 is fast AT, 0 for nominal")
-    step_size: float = setting(0.0, "of each of these steps; 0 for nominal")
-    beta: float | None = setting(None, "weight of TRADES' second term")
-    hold_out: int = setting(1000, "training images kept for watching the accuracy; 0 trains on all")
-    seed: int = setting(0, "of the weights, the order, the crops and the attack")
+    title: ClassVar[str] = "recipe"
 
-    def __post_init__(self) -> None:
-        refuse(self._faults(), " of the recipe")
+    method: Method = Field("nominal", description="Loss to minimize")
+    epochs: int = Field(200, ge=1, description="Passes over the training images")
+    batch_size: int = Field(128, ge=1, description="Images per update, over all processes together")
+    lr: Number = Field(0.1, ge=0, description="Highest learning rate of SGD")
+    schedule: Schedule = Field("cosine", description="How the learning rate falls to zero")
+    warmup: Number = Field(
+        0.0, ge=0, lt=1, description="Share of the updates in which the learning rate rises from zero"
+    )
+    momentum: Number = Field(0.9, ge=0, lt=1, description="Nesterov momentum of SGD")
+    weight_decay: Number = Field(5e-4, ge=0, description="Weight decay of all parameters")
+    augment: bool = Field(True, description="Crop randomly from a border of 4 pixels and flip randomly")
+    resize_from: int = Field(
+        0, ge=0, description="Width of the images in the first update, in pixels; 0 is full size"
+    )
+    resize_until: Number = Field(
+        0.5, ge=0, lt=1, description="Share of the updates after which images have their full size"
+    )
+    average: Number = Field(
+        0.0, ge=0, lt=1, description="Decay per update of the moving average of the weights; 0 is none"
+    )
+    eps: Number = Field(0.0, ge=0, description="Radius of the attack in training; 0 for nominal")
+    norm: Norm = Field("linf", description="Norm of the attack")
+    attack_steps: int = Field(
+        0, ge=0, description="Steps of PGD on every batch; 1 is fast AT, 0 is nominal"
+    )
+    step_size: Number = Field(0.0, ge=0, description="Size of each step of PGD; 0 for nominal")
+    beta: Number | None = Field(None, ge=0, description="Weight of the second term of TRADES")
+    hold_out: int = Field(
+        1000, ge=0, description="Training images held out to watch the accuracy; 0 trains on all"
+    )
+    seed: int = Field(0, ge=0, description="Seed of the weights, the order, the crops and the attack")
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        raise_faults(self._contradictions())
+        return self
 
     @property
     def adversarial(self) -> bool:
@@ -62,20 +81,19 @@ class Recipe:
         fall = (progress - self.warmup) / (1 - self.warmup)
         return self.lr * ((1 + math.cos(math.pi * fall)) / 2 if self.schedule == "cosine" else 1 - fall)
 
-    def _faults(self) -> list[str]:
-        faults = wrong_choices(self)
-        least = {"epochs": 1, "batch_size": 1, "attack_steps": 0, "hold_out": 0, "seed": 0}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < bound:
-                faults.append(f"{name}: expected an integer >= {bound}, got {value!r}")
-        for name in ("lr", "momentum", "weight_decay", "eps", "step_size", "warmup"):
-            value = getattr(self, name)
-            below = 1 if name in ("momentum", "warmup") else math.inf
-            if not isinstance(value, int | float) or not 0 <= value < below:
-                limit = " and < 1" if below == 1 else ""
-                faults.append(f"{name}: expected a number >= 0{limit}, got {value!r}")
-        return faults or self._contradictions()
+    def width_at(self, progress: float, full: int) -> int:
+        """Return the width of the images when this share of the updates is done.
+
+        It grows in steps of 8 pixels, which convolutions compute fastest, and is never above `full`.
+
+        >>> recipe = Recipe(resize_from=16, resize_until=0.5)
+        >>> [recipe.width_at(progress, 32) for progress in (0.0, 0.24, 0.25, 0.49, 0.5, 1.0)]
+        [16, 16, 24, 24, 32, 32]
+        """
+        if not self.resize_from or progress >= self.resize_until:
+            return full
+        grown = (full - self.resize_from) * progress / self.resize_until
+        return min(full, self.resize_from + 8 * int(grown / 8))
 
     def _contradictions(self) -> list[str]:
         faults = []
@@ -89,8 +107,6 @@ class Recipe:
                 )
         if (self.beta is None) == (self.method == "trades"):
             faults.append(f"beta: belongs to method trades, and method is {self.method}")
-        elif self.beta is not None and not 0 <= self.beta < math.inf:
-            faults.append(f"beta: expected a number >= 0, got {self.beta!r}")
         return faults
 
 
@@ -123,11 +139,9 @@ RECIPE_NOTES = {
 
 
 def make_recipe(name: str, **settings: Any) -> Recipe:
-    """A recipe by name, with any setting overridden.
+    """Return the recipe called `name` with some settings replaced.
 
     >>> make_recipe("fast-at", epochs=15).lr
     0.2
     """
-    recipe = lookup("recipe", name, RECIPES)
-    check_known("settings of the recipe", settings, [one.name for one in fields(Recipe)])
-    return replace(recipe, **settings)
+    return lookup("recipe", name, RECIPES).replace(**settings)

@@ -48,7 +48,9 @@ def run(
     images = open_data(data, split="train", progress=progress)
     with ExitStack() as stack:
         log = [
-            stack.enter_context(open_logger(name, out, asdict(recipe))) for name in loggers if is_first()
+            stack.enter_context(open_logger(name, out, recipe.model_dump()))
+            for name in loggers
+            if is_first()
         ]
 
         def each_epoch(epoch: Epoch) -> None:
@@ -96,7 +98,7 @@ def make_card(
         "architecture": architecture,
         "classes": len(images.classes),
         "data": data,
-        "recipe": asdict(recipe),
+        "recipe": recipe.model_dump(),
         "seconds": round(sum(epoch.seconds for epoch in trained.history)),
         "accuracies": [accuracy(what, count_correct(trained.model, tested), len(tested))],
         "torch": torch.__version__,

@@ -13,13 +13,18 @@ from dent import storage
 from dent.models.checkpoint import read
 from dent.storage import replacing
 
-CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+CHECKPOINT, AVERAGE, LOG = "checkpoint.pt", "average.pt", "log.jsonl"
 
 
 def save(folder: Path, checkpoint: dict[str, Any]) -> None:
     """The checkpoint, and what it knows of the past epochs as a log with one line for each."""
     with replacing(folder / CHECKPOINT) as file:
         torch.save(checkpoint, file)
+    if checkpoint["average"] is not None:
+        # Without what resumes a training: a file for `dent.load_model` alone.
+        shown = {key: value for key, value in checkpoint.items() if key not in ("optimizer", "scaler")}
+        with replacing(folder / AVERAGE) as file:
+            torch.save(shown | {"model": checkpoint["average"], "average": None}, file)
     with replacing(folder / LOG) as file:
         file.writelines(json.dumps(epoch).encode() + b"\n" for epoch in checkpoint["history"])
 

@@ -19,6 +19,8 @@ class Epoch:
     robust: float | None  # the same under PGD-10, of the recipe's radius
     fgsm: float | None  # the same under one step, as fast AT makes it
     seconds: float
+    average_natural: float | None = None  # natural and robust accuracy of the averaged weights
+    average_robust: float | None = None
 
 
 class TrainingError(ValueError):
