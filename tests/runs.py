@@ -15,7 +15,8 @@ import torch
 from nets import small
 from torch import Tensor, nn
 
-from dent.evaluation import Results, evaluate
+from dent import evaluate
+from dent.evaluation import Results
 
 SHORT: dict[str, Any] = {
     "defenses": ["static", "dent+:steps=2"],

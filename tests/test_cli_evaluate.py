@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dent
+from dent.report.table import text
 
 TINY = [
     "--model",
@@ -49,11 +50,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_table_and_where_the_report_is(runs: Path) -> None:
     shown = (runs / "b.txt").read_text()
-    for text in ("natural", "worst case", "95 %", "dent+:steps=1", "linf 5/255", "n = 8", "report.html"):
-        assert text in shown
+    for part in ("natural", "worst case", "95 %", "dent+:steps=1", "linf 5/255", "n = 8", "report.html"):
+        assert part in shown
     for name in ("report.html", "report.md", "results.json", "results.csv", "run.json"):
         assert (runs / "b" / name).stat().st_size > 100
-    assert shown.splitlines()[0] in dent.load_results(runs / "b").table()
+    assert shown.splitlines()[0] in text(dent.load_results(runs / "b"))
 
 
 def test_the_same_command_again_computes_nothing(runs: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from runs import SHORT, evaluated, images, kept, model
 from torch import Tensor, nn
 
-from dent.evaluation import Results, evaluate, load_results
+from dent import evaluate
+from dent.evaluation import Results, load_results
 from dent.evaluation.units import Done, Unit
 
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from made_up import MadeUp, cut, example, summary
 from scipy import stats
 
-from dent.evaluation.compare import Comparison, compare, comparison_section
+from dent.evaluation.compare import Comparison, compare
 from dent.evaluation.paired import Paired, paired
 from dent.evaluation.results import Results
-from dent.evaluation.table import section_text
 from dent.evaluation.units import NATURAL, Cell
-from dent.evaluation.wording import p_text
 from dent.report.evaluation import show_comparison
+from dent.report.sections import comparison_section
+from dent.report.table import section_text
+from dent.report.wording import p_text
 
 counts = st.integers(0, 60)
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from made_up import example
 
 from dent.evaluation.results import Results
-from dent.evaluation.sections import sections
 from dent.report.evaluation_page import evaluation_page, report_html
 from dent.report.page import (
     Battle,
@@ -29,6 +28,7 @@ from dent.report.page import (
     page_html,
     script_json,
 )
+from dent.report.sections import sections
 from dent.theme import theme
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"

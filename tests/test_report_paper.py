@@ -13,13 +13,13 @@ from browsing import NEEDS_CHROMIUM, chromium, eventually
 from reproductions import OTHERS, failed, other, reproduction
 from test_report_page import HOSTILE, Elements
 
-from dent.evaluation.wording import NOTHING
 from dent.paper.reproduction import Reproduction
 from dent.paper.tables import tables
 from dent.report.page import Battle, Page, Plot, Table, Text, page_html
 from dent.report.paper import claim_rows, number_text, paper_markdown
 from dent.report.paper_page import paper_page, summary
 from dent.report.pictures import paper_spec
+from dent.report.wording import NOTHING
 from dent.report.write import write_page, write_paper
 
 TABLES = tables()

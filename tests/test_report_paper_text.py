@@ -11,13 +11,13 @@ import pytest
 from reproductions import OTHERS, failed, other, reproduction
 from test_report_page import HOSTILE
 
-from dent.evaluation.wording import NOTHING
 from dent.paper.reproduction import Reproduction, load_reproduction
 from dent.paper.scales import find_scale
 from dent.paper.tables import tables
 from dent.report.page import Battle, Gallery, Plot, Table, Text
 from dent.report.paper import grids, heading, notes, paper_markdown, paper_rows
 from dent.report.paper_page import paper_page
+from dent.report.wording import NOTHING
 
 TABLES = tables()
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from made_up import MadeUp, cut, example, summary
 
-from dent.evaluation.results import Cost, Results
-from dent.evaluation.sections import Section, marks, sections
-from dent.evaluation.table import LONG, csv_text, markdown, section_text, text
+from dent.evaluation.results import COLUMNS, Cost, Results
 from dent.evaluation.units import NATURAL, Cell
 from dent.report.evaluation import show_results
+from dent.report.sections import Section, marks, sections
+from dent.report.table import markdown, section_text, text
 
 UNDER_EACH = "Accuracy in % under each attack"
 PARTIAL = frozenset({("apgd-ce", 1), ("fpa", 2)})
@@ -189,8 +189,8 @@ def test_findings_are_told_once_with_their_cells() -> None:
 
 
 def test_nothing_is_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Results(()).table() == "Nothing was evaluated."
-    assert csv_text(Results(())) == ",".join(LONG) + "\n"
+    assert text(Results(())) == "Nothing was evaluated."
+    assert Results(()).to_csv() == ",".join(COLUMNS) + "\n"
     show_results(Results(()))
     assert capsys.readouterr().out == "Nothing was evaluated.\n"
     begun = MadeUp(cut(4, 4), {NATURAL: np.ones(4, bool)}, failed=frozenset({(NATURAL, 0)}))
@@ -283,7 +283,7 @@ def test_the_terminal_shows_the_same_text(
 ) -> None:
     results = example(failed=PARTIAL)
     show_results(results)
-    assert capsys.readouterr().out.strip() == results.table()
+    assert capsys.readouterr().out.strip() == text(results)
     complete = example()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "70")

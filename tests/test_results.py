@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from made_up import MadeUp, cut, example, summary
 from scipy import stats
 
-from dent.evaluation.results import Cost, Results, Score
-from dent.evaluation.table import LONG, csv_text
+from dent.evaluation.results import COLUMNS, Cost, Results, Score
 from dent.evaluation.units import NATURAL, Cell
 
 SCORES = ("natural", "direct", "worst", "submitted", "protocol")
@@ -118,9 +117,9 @@ def test_a_data_frame_has_a_row_for_every_score(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "pandas", fake)
     results = example()
     rows = results.to_dataframe()
-    assert made["columns"] == list(LONG)
+    assert made["columns"] == list(COLUMNS)
     assert len(rows) == sum(len(dict(cell.scores())) for cell in results.cells)
-    assert {tuple(row) for row in rows} == {LONG}
+    assert {tuple(row) for row in rows} == {COLUMNS}
     found = [row for row in rows if row["what"] == "worst case" and row["defense"] == "static"]
     assert [(row["n"], row["percent"]) for row in found] == [(200, results.cells[0].worst.percent)]
 
@@ -129,7 +128,7 @@ def test_pandas_itself() -> None:
     pytest.importorskip("pandas")
     results = example()
     frame = results.to_dataframe()
-    assert list(frame.columns) == list(LONG)
+    assert list(frame.columns) == list(COLUMNS)
     assert frame[frame.what == "natural"].percent.tolist() == [
         one.natural.percent for one in results.cells
     ]
@@ -143,7 +142,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_csv_can_be_read_back() -> None:
     results = example()
-    read = list(csv.DictReader(io.StringIO(csv_text(results))))
+    read = list(csv.DictReader(io.StringIO(results.to_csv())))
     expected = [(cell.cell, what, score) for cell in results.cells for what, score in cell.scores()]
     assert len(read) == len(expected)
     for row, (cell, what, score) in zip(read, expected, strict=True):

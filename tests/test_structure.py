@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"evaluation", "paper", "training"},
     "serving": {"data", "defense", "models"},
     "cli": {"data", "defense", "evaluation", "models", "paper", "report", "serving", "training"},
-    "__init__": {"attacks", "data", "defense", "evaluation", "models"},
+    "__init__": {"attacks", "data", "defense", "evaluation", "models", "report"},
     "__main__": {"cli"},
 }
 # The packages that a room may import besides the standard library; extras are imported where needed.

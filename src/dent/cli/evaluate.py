@@ -24,7 +24,7 @@ from dent.loggers import open_logger
 from dent.report.estimate import estimate_rows, total_line
 from dent.report.evaluation import show_comparison, show_results
 from dent.report.terminal import progress_bar, show_table
-from dent.report.write import write_page
+from dent.report.write import write_markdown, write_page
 
 FAILED = 1  # the exit code where a unit of the run failed
 
@@ -69,6 +69,7 @@ def evaluate(
             sources, folder, engine=engine, threads=threads, workers=workers,
             ray_address=ray_address, progress=move,
         )  # fmt: skip
+    write_markdown(results, folder)
     write_page(results, folder / "report.html")
     _log(results, log or [], folder)
     if as_json:

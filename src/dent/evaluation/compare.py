@@ -8,9 +8,7 @@ from typing import Any
 
 from dent.evaluation.paired import Paired, paired
 from dent.evaluation.results import CellResult, Results
-from dent.evaluation.sections import Group, Row, Section
 from dent.evaluation.units import Cell
-from dent.evaluation.wording import ball_text, p_text, points_text
 
 
 @dataclass(frozen=True)
@@ -55,33 +53,6 @@ def compare(first: Results, second: Results) -> list[Comparison]:
             f"same points; got {_cells(first)} in the first and {_cells(second)} in the second"
         )
     return rows
-
-
-def comparison_section(rows: Sequence[Comparison]) -> Section:
-    """The comparisons as a table."""
-    groups: dict[tuple[Cell, Cell], list[Row]] = {}
-    for row in rows:
-        found = row.paired
-        numbers = {"first": f"{found.first:.1f}", "second": f"{found.second:.1f}"}
-        numbers |= {"difference": points_text(found.difference, sign="+")}
-        numbers |= {"95 % interval": f"{found.low:+.1f} to {found.high:+.1f}", "p": p_text(found.p)}
-        line = {"accuracy": row.what} | numbers | {"n": f"{found.n:,}"}
-        groups.setdefault((row.first, row.second), []).append(line)
-    return Section(
-        "Accuracy in %: the second run beside the first, on the same points",
-        [
-            Group(f"{first.model}, {_defenses(first, second)}", ball_text(first), "", lines)
-            for (first, second), lines in groups.items()
-        ],
-        (
-            "difference: second minus first, in percentage points, with its interval (Agresti and Min).",
-            "p: by McNemar's exact test.",
-        ),
-    )
-
-
-def _defenses(first: Cell, second: Cell) -> str:
-    return first.defense if first == second else f"{first.defense} and {second.defense}"
 
 
 def _pairs(

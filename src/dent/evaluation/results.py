@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dent.evaluation import table
 from dent.evaluation.paired import Paired
 from dent.evaluation.units import Cell
 from dent.intervals import wilson
+
+COLUMNS = ("model", "defense", "eps", "norm", "what", "correct", "n", "percent", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -168,10 +171,6 @@ class Results:
         """The same, of a run of which nothing is kept."""
         return replace(self, folder=None)
 
-    def table(self) -> str:
-        """Aligned text of at most 100 columns, where the names allow it."""
-        return table.text(self)
-
     def to_json(self, *, points: bool = False) -> dict[str, Any]:
         """All of it as plain values for `json.dumps`; numbers that are not known are None.
 
@@ -192,7 +191,26 @@ class Results:
             import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError as error:
             raise ImportError("pandas is missing: pip install 'dent-defense[pandas]'") from error
-        return pandas.DataFrame(table.long_rows(self), columns=list(table.LONG))
+        return pandas.DataFrame(self.rows(), columns=list(COLUMNS))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row for every cell and score, with the keys `COLUMNS`.
+
+        The percentage of no points is None.
+        """
+        made = []
+        for cell in self.cells:
+            place = asdict(cell.cell)
+            made += [{**place, "what": what, **score.to_json()} for what, score in cell.scores()]
+        return made
+
+    def to_csv(self) -> str:
+        """Return the rows as CSV, for a spreadsheet."""
+        file = io.StringIO()
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows())
+        return file.getvalue()
 
 
 def _times(cost: float | None, static: float | None) -> float | None:

@@ -23,7 +23,6 @@ from dent.evaluation.results import Results
 from dent.evaluation.sources import Sources, data_digest, weights_digest
 from dent.evaluation.store import RUN, Store, read_run, room
 from dent.evaluation.summary import count_units, judged_points, summarize
-from dent.evaluation.table import csv_text, markdown
 from dent.evaluation.tally import Tally
 from dent.evaluation.units import NATURAL, SPECIAL, Cell, Done, Unit
 from dent.names import lookup
@@ -199,11 +198,10 @@ def _opened(folder: Path) -> tuple[Plan, Store, dict[str, Any]]:
 
 
 def save(results: Results, folder: Path) -> None:
-    """What people and programs read: report.md, results.json, results.csv."""
+    """Write the numbers: results.json and results.csv."""
     texts = {
-        "report.md": markdown(results),
         "results.json": json.dumps(results.to_json(), indent=2) + "\n",
-        "results.csv": csv_text(results),
+        "results.csv": results.to_csv(),
     }
     for name, text in texts.items():
         with room(folder), replacing(folder / name) as file:

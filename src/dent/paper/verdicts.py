@@ -23,7 +23,6 @@ from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 from dent.evaluation.paired import Paired, Z, paired
-from dent.evaluation.wording import points_text
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 HOLDS: Verdict = "holds"
@@ -83,11 +82,11 @@ class Gap:
         return round(self.first - self.second, 9)  # as decimals: 64.4 - 41.4 is 23
 
     def __str__(self) -> str:
-        difference = points_text(self.difference, sign="+")
+        difference = _points_text(self.difference, sign="+")
         if self.low == self.high:
             return difference
         n = "" if self.n is None else f", n = {self.n:,}"
-        return f"{difference} [{points_text(self.low)}, {points_text(self.high)}]{n}"
+        return f"{difference} [{_points_text(self.low)}, {_points_text(self.high)}]{n}"
 
     def verdict(self, kind: str, bound: float = 0.0) -> Verdict:
         """By the table above."""
@@ -203,3 +202,8 @@ def _near(one: Comparison, figures: Sequence[Number]) -> tuple[Verdict, str]:
 
 def _figure(number: Number) -> float:
     return number if isinstance(number, float) else gap(number, number).first
+
+
+def _points_text(value: float, *, sign: str = "") -> str:
+    """Return percentage points; zero has no sign."""
+    return "0.0" if abs(value) < 0.05 else f"{value:{sign}.1f}"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from dent.evaluation.compare import Comparison, comparison_section
+from dent.evaluation.compare import Comparison
 from dent.evaluation.results import Results
-from dent.evaluation.sections import BEST, WORST, Section, sections
-from dent.evaluation.table import folded, remarks, section_lines
+from dent.report.sections import BEST, WORST, Section, comparison_section, sections
+from dent.report.table import folded, remarks, section_lines
 
 WIDTH = 100  # where nobody watches, and at the most: longer lines are hard to follow
 STYLES = {"title": "bold", "header": "bold", "group": "cyan", "row": "", "note": "dim"}

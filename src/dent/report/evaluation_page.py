@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dent.evaluation.results import CellResult, Results
-from dent.evaluation.sections import Section, sections
-from dent.evaluation.table import HOW_TO_READ, remarks
-from dent.evaluation.wording import NOTHING, ball_text, p_text, points_text, value_text
 from dent.report.evaluation_plots import evaluation_plots
 from dent.report.page import Battle, Block, Gallery, Page, Record, Rows, Table, Text, Value, page_html
+from dent.report.sections import Section, sections
+from dent.report.table import HOW_TO_READ, remarks
+from dent.report.wording import NOTHING, ball_text, p_text, points_text, value_text
 
 FACTS = {"data": "data", "n": "points", "batch_size": "batch size", "suite": "attacks", "seed": "seed"}
 INTERVAL = "95 % interval"

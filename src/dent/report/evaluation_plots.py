@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dent.evaluation.results import CellResult, Results, Score
-from dent.evaluation.wording import NOTHING, ball_text, cost_text, interval_text, p_text, points_text
 from dent.report import plots
 from dent.report.page import Plot, Rows, Table, Value
+from dent.report.wording import NOTHING, ball_text, cost_text, interval_text, p_text, points_text
 
 MODEL = {"label": "defense", "series": "model"}  # columns of tables, by the names of the rows
 BESIDE = "Marks that would lie upon one another stand side by side."

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dent.evaluation import wording
 from dent.evaluation.attacks import kind_of
-from dent.evaluation.wording import NOTHING, points_text
 from dent.paper.claims import Judgment
 from dent.paper.measured import Measured
 from dent.paper.reproduction import Reproduction
 from dent.paper.scales import Work
 from dent.paper.tables import Number, Part, Table, tables
+from dent.report import wording
+from dent.report.wording import NOTHING, points_text
 
 LINES = ("published", "here", "95 % interval", "difference", "worst case")
 

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dent.evaluation import wording
-from dent.evaluation.wording import NOTHING
 from dent.paper.claims import Judgment
 from dent.paper.measured import Measured
 from dent.paper.reproduction import Reproduction
 from dent.paper.tables import Table as PaperTable
+from dent.report import wording
 from dent.report.evaluation_page import BATTLE, GALLERY
 from dent.report.page import Battle, Block, Gallery, Page, Record, Rows, Table, Text, Value
 from dent.report.paper import heading, interval_text, not_begun, notes, number_text, published_text
 from dent.report.paper_plots import curves
+from dent.report.wording import NOTHING
 
 HOW_TO_READ = (
     "published: as the paper prints it",

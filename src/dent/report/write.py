@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dent.evaluation.results import Results
+from dent.evaluation.store import room
 from dent.paper.reproduction import Reproduction
 from dent.report.evaluation_page import evaluation_page
 from dent.report.page import page_html
 from dent.report.paper import paper_markdown
 from dent.report.paper_page import paper_page
 from dent.report.pictures import write_pictures
+from dent.report.table import markdown
 from dent.storage import replacing
 
 
@@ -20,6 +22,12 @@ def write_page(found: Results | Reproduction, file: Path, *, pictures: Path | No
     _write(file, page_html(page))
     if pictures is not None:
         write_pictures(page, pictures)
+
+
+def write_markdown(results: Results, folder: Path) -> None:
+    """Write report.md into the folder of a run."""
+    with room(folder):
+        _write(folder / "report.md", markdown(results))
 
 
 def write_paper(found: Reproduction, folder: Path) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dent.evaluation.units import Cell
-from dent.evaluation.wording import (
+from dent.report.wording import (
     NOTHING,
     ball_text,
     cost_text,
     interval_text,
+    p_text,
     percent_text,
     points_text,
     versus_text,
 )
 
 if TYPE_CHECKING:
+    from dent.evaluation.compare import Comparison
     from dent.evaluation.results import CellResult, Results, Score
 
 Row = dict[str, str]
@@ -208,3 +210,30 @@ def _names(results: Results, of: Callable[[CellResult], list[str]]) -> list[str]
     """In the order of the cell that has most: others leave some out."""
     each = sorted((of(cell) for cell in results.cells), key=len, reverse=True)
     return list(dict.fromkeys(name for names in each for name in names))
+
+
+def comparison_section(rows: Sequence[Comparison]) -> Section:
+    """The comparisons as a table."""
+    groups: dict[tuple[Cell, Cell], list[Row]] = {}
+    for row in rows:
+        found = row.paired
+        numbers = {"first": f"{found.first:.1f}", "second": f"{found.second:.1f}"}
+        numbers |= {"difference": points_text(found.difference, sign="+")}
+        numbers |= {"95 % interval": f"{found.low:+.1f} to {found.high:+.1f}", "p": p_text(found.p)}
+        line = {"accuracy": row.what} | numbers | {"n": f"{found.n:,}"}
+        groups.setdefault((row.first, row.second), []).append(line)
+    return Section(
+        "Accuracy in %: the second run beside the first, on the same points",
+        [
+            Group(f"{first.model}, {_defenses(first, second)}", ball_text(first), "", lines)
+            for (first, second), lines in groups.items()
+        ],
+        (
+            "difference: second minus first, in percentage points, with its interval (Agresti and Min).",
+            "p: by McNemar's exact test.",
+        ),
+    )
+
+
+def _defenses(first: Cell, second: Cell) -> str:
+    return first.defense if first == second else f"{first.defense} and {second.defense}"

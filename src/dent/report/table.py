@@ -1,20 +1,17 @@
-"""Results as text: for the terminal, as the report of a run, and for a spreadsheet."""
+"""Results as text: for the terminal and as the report of a run."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dent.evaluation.sections import Group, Row, Section, sections
-from dent.evaluation.wording import value_text
+from dent.report.sections import Group, Row, Section, sections
+from dent.report.wording import value_text
 
 if TYPE_CHECKING:
     from dent.evaluation.results import Results
 
-LONG = ("model", "defense", "eps", "norm", "what", "correct", "n", "percent", "low", "high")
 INDENT = "  "
 HOW_TO_READ = (
     "The worst case is the number to believe, and an upper bound: a point counts if the model is right "
@@ -159,21 +156,3 @@ def _escaped(line: str) -> str:
     for sign in "\\|*<`":
         line = line.replace(sign, f"\\{sign}")
     return line
-
-
-def csv_text(results: Results) -> str:
-    """A line for every cell and score."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, LONG, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(long_rows(results))
-    return file.getvalue()
-
-
-def long_rows(results: Results) -> list[dict[str, Any]]:
-    """The columns of `LONG` for every cell and score; None for the percentage of no points."""
-    made = []
-    for cell in results.cells:
-        place = {name: getattr(cell.cell, name) for name in LONG[:4]}
-        made += [{**place, "what": what, **score.to_json()} for what, score in cell.scores()]
-    return made
