@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -29,6 +30,10 @@ def read_number(value: Any) -> Any:
 
 # A float that may also be written as text: "0.5", "8/255".
 Number = Annotated[float, BeforeValidator(read_number)]
+
+
+# True while pydantic reads settings that stand inside of others.
+_is_nested = ContextVar("_is_nested", default=False)
 
 
 class Declared(BaseModel):
@@ -59,11 +64,19 @@ class Declared(BaseModel):
     title: ClassVar[str] = "settings"  # what error messages call the group
 
     def __init__(self, **given: Any) -> None:
-        check_known(f"settings of the {self.title}", given, list(type(self).model_fields))
+        try:
+            check_known(f"settings of the {self.title}", given, list(type(self).model_fields))
+        except TypeError as error:
+            if _is_nested.get():
+                raise SettingsError([str(error)]) from None
+            raise
+        token = _is_nested.set(True)
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise_faults(list_faults(type(self), error), f" of the {self.title}")
+            raise_faults(list_faults(type(self), error, given), f" of the {self.title}")
+        finally:
+            _is_nested.reset(token)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some settings changed, checked as a whole."""
@@ -71,20 +84,31 @@ class Declared(BaseModel):
         return type(self)(**given | changes)
 
 
-def list_faults(model: type[BaseModel], error: ValidationError) -> list[str]:
-    """Return one line for each fault: the setting, what was expected, and what came."""
+def list_faults(
+    model: type[BaseModel], error: ValidationError, given: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return one line for each fault: the setting, what was expected, and what came.
+
+    given: the settings as they came; entries of a list are then called by their title or name.
+    """
     faults = []
     for one in error.errors(include_url=False):
-        place = ".".join(map(str, one["loc"]))
+        place = _name_place(one["loc"], given)
         cause = one.get("ctx", {}).get("error")
-        if isinstance(cause, SettingsError):  # raised by a validator of the whole model
-            faults += cause.faults
+        if isinstance(cause, SettingsError):  # of settings inside of these, or of the whole model
+            faults += [": ".join(filter(None, [place, fault])) for fault in cause.faults]
             continue
         if cause is not None:  # raised by a validator of one setting
             faults.append(": ".join(filter(None, [place, " ".join(str(cause).split())])))
             continue
         field = model.model_fields.get(str(one["loc"][0])) if one["loc"] else None
-        expected = describe_field(field) if field is not None and len(one["loc"]) == 1 else one["msg"]
+        expected = one["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        if one["type"] in ("model_type", "dict_type"):
+            expected = "keys and values"
+        elif one["type"] == "too_short":
+            expected = f"{one['ctx']['min_length']} or more entries"
+        elif field is not None and len(one["loc"]) == 1:
+            expected = describe_field(field)
         got = "" if one["type"] == "missing" else f", got {one['input']!r}"
         faults.append(f"{place}: expected {expected}{got}")
     return list(dict.fromkeys(faults))  # a union reports a fault once for each of its members
@@ -110,6 +134,19 @@ def raise_faults(faults: list[str], of: str = "") -> None:
     """
     if faults:
         raise SettingsError(faults, of) from None
+
+
+def _name_place(loc: tuple[int | str, ...], given: Any) -> str:
+    """Return where a setting stands: parts.dent.rows, or parts.0.rows if that part has no title."""
+    names = []
+    for key in loc:
+        try:
+            given = given[key]
+        except (KeyError, IndexError, TypeError):
+            given = None
+        title = given.get("title", given.get("name")) if isinstance(given, Mapping) else None
+        names.append(str(title if isinstance(key, int) and title is not None else key))
+    return ".".join(names)
 
 
 def describe_field(field: FieldInfo) -> str:
