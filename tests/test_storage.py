@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from dent import storage
-from dent.storage import locked
+from dent.storage import lock_folder
 
-# The module needs nothing but the standard library: another process starts fast without the rest.
+# The module imports nothing heavy: run alone, without torch, it lets another process start fast.
 HOLD = f"""
 import os, pathlib, runpy, subprocess, sys
-locked = runpy.run_path({storage.__file__!r})["locked"]
-with locked(pathlib.Path(sys.argv[1]), doing="trains"):
+lock_folder = runpy.run_path({storage.__file__!r})["lock_folder"]
+with lock_folder(pathlib.Path(sys.argv[1]), doing="trains"):
 """
 WAIT = "print('held', flush=True); sys.stdin.read()"
 
@@ -40,7 +40,7 @@ def says(process: subprocess.Popen[str]) -> str:
 
 def test_a_second_process_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
     with (
-        locked(tmp_path / "new" / "run", doing="evaluates"),
+        lock_folder(tmp_path / "new" / "run", doing="evaluates"),
         other_process(tmp_path / "new/run") as other,
     ):
         said, error = other.communicate()
@@ -59,18 +59,18 @@ def test_the_lock_goes_with_a_killed_holder(tmp_path: Path) -> None:
         assert says(other) == "held"
         with (
             pytest.raises(ValueError, match="another process evaluates in"),
-            locked(tmp_path, doing="evaluates"),
+            lock_folder(tmp_path, doing="evaluates"),
         ):
             pass
         other.kill()
-    with locked(tmp_path, doing="evaluates"):
+    with lock_folder(tmp_path, doing="evaluates"):
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_an_error_inside_releases_the_lock(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), locked(tmp_path, doing="trains"):
+    with pytest.raises(KeyError), lock_folder(tmp_path, doing="trains"):
         raise KeyError
-    with locked(tmp_path, doing="trains"):
+    with lock_folder(tmp_path, doing="trains"):
         pass
 
 
@@ -81,7 +81,7 @@ def test_a_program_that_a_killed_holder_started_does_not_hold_the_lock(tmp_path:
         assert says(other) == "started"
         other.kill()
         other.wait()
-        with locked(tmp_path, doing="trains"):
+        with lock_folder(tmp_path, doing="trains"):
             pass
         assert other.communicate()[0] == "ended\n"  # only now
 
@@ -90,38 +90,39 @@ def test_a_fork_does_not_keep_the_lock_once_it_is_released(tmp_path: Path) -> No
     do = "os.fork() or (sys.stdin.read(), print('ended', flush=True), os._exit(0))"
     with other_process(tmp_path, do, "print('released', flush=True)") as other:
         assert says(other) == "released"
-        with locked(tmp_path, doing="trains"):
+        with lock_folder(tmp_path, doing="trains"):
             pass
         assert other.communicate()[0] == "ended\n"  # only now
 
 
 def test_a_file_of_that_name_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("mine")
-    with locked(tmp_path, doing="trains"):
+    with lock_folder(tmp_path, doing="trains"):
         pass
     assert (tmp_path / "lock").read_text() == "mine"
 
 
 def test_what_cannot_be_opened_is_said_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(IsADirectoryError, match="lock"), locked(tmp_path, doing="trains"):
+    with pytest.raises(IsADirectoryError, match="lock"), lock_folder(tmp_path, doing="trains"):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError), locked(tmp_path / "file" / "run", doing="trains"):
+    with pytest.raises(NotADirectoryError), lock_folder(tmp_path / "file" / "run", doing="trains"):
         pass
 
 
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_is_not_taken_for_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(code, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with (
         pytest.raises(
             OSError, match=r"No locks available; choose a folder that can be locked: '.*lock'"
         ),
-        locked(tmp_path, doing="trains"),
+        lock_folder(tmp_path, doing="trains"),
     ):
         pass

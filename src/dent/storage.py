@@ -1,9 +1,8 @@
-"""The per-user folder, files that are whole or not there at all, and folders for one process alone."""
+"""The per-user folder, files that are either whole or absent, and folders with one owner at a time."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,33 +10,29 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows
-    fcntl = None  # type: ignore[assignment]
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
 
-LOCK = "lock"
+LOCK = "lock"  # file that `lock_folder` leaves in a folder
+STALE_SECONDS = 24 * 3600  # nobody still writes a temporary file of this age
 
 
-def dent_home() -> Path:
-    """The per-user folder: `$DENT_HOME`, or `dent` in the folder that the platform has for caches."""
+def find_home() -> Path:
+    """Return the per-user folder: `$DENT_HOME`, else `dent` in the platform's folder for caches."""
     if home := os.environ.get("DENT_HOME"):
         return Path(home).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "dent"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "dent"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dent"
+    return user_cache_path("dent", appauthor=False, opinion=False)
 
 
 @contextmanager
-def replacing(path: Path, *, tidy: bool = True) -> Iterator[BinaryIO]:
-    """A file to write which becomes `path` only once it is whole.
+def replace_file(path: Path, *, tidy: bool = True) -> Iterator[BinaryIO]:
+    """Open a file for writing that becomes `path` only when the block ends without an error.
 
-    Each writer has a temporary name of its own, so that processes may write the same file at once:
-    the last to finish wins, and a reader sees one or the other, never a mixture.
+    Every writer uses its own temporary name, so several processes may write the same file at once:
+    the last one wins, and a reader sees one version or the other, never a mixture.
 
-    tidy: remove what killed processes left of this file; where files are many, that takes its time.
+    tidy: remove what killed processes left of this file. Pass False where a folder has many files,
+    because finding the leftovers lists the folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if tidy:
@@ -54,49 +49,46 @@ def replacing(path: Path, *, tidy: bool = True) -> Iterator[BinaryIO]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    # Of processes that were killed while they wrote. A day old: nobody writes them any more.
     for leftover in path.parent.glob(f".{path.name}.*.part"):
         with suppress(FileNotFoundError):  # another process removed it first
-            if time.time() - leftover.stat().st_mtime > 24 * 3600:
+            if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
                 leftover.unlink()
 
 
 class BusyError(ValueError):
-    """Another process has the folder."""
+    """Another process owns the folder."""
 
 
 @contextmanager
-def locked(folder: Path, *, doing: str) -> Iterator[None]:
-    """Keep a folder for this process; where another has it, say that it is `doing` something there.
+def lock_folder(folder: Path, *, doing: str) -> Iterator[None]:
+    """Own a folder while the block runs. Raise BusyError at once if another process owns it.
 
-    The lock goes with its holder, even one that is killed, unless that left forks of itself behind;
-    programs that it started do not count. The file `lock` stays, and means nothing by itself.
+    `doing` says what the owner does there, for the error message. The operating system frees the lock
+    when its owner ends, even by a kill, unless the owner left forks of itself running; programs that
+    it started do not count. The file `lock` stays in the folder and means nothing by itself.
 
     >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as name, locked(Path(name), doing="trains"):  # doctest: +ELLIPSIS
-    ...     with locked(Path(name), doing="trains"):
+    >>> with TemporaryDirectory() as name, lock_folder(Path(name), doing="trains"):  # doctest: +ELLIPSIS
+    ...     with lock_folder(Path(name), doing="trains"):
     ...         pass
     Traceback (most recent call last):
     ...
     dent.storage.BusyError: another process trains in ...; wait for it, or choose another folder
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
+    # A soft lock, which is only a file that exists, would outlive a killed owner.
+    lock = FileLock(folder / LOCK, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise BusyError(
+            f"another process {doing} in {folder}; wait for it, or choose another folder"
+        ) from error
+    except OSError as error:
+        raise OSError(
+            error.errno, f"{error.strerror}; choose a folder that can be locked", str(folder / LOCK)
+        ) from error
+    try:
         yield
-        return
-    with (folder / LOCK).open("a") as file:  # "w" would empty a file of that name that is not ours
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(
-                f"another process {doing} in {folder}; wait for it, or choose another folder"
-            ) from error
-        except OSError as error:
-            raise OSError(
-                error.errno, f"{error.strerror}; choose a folder that can be locked", file.name
-            ) from error
-        try:
-            yield
-        finally:
-            # Closing is not enough where a fork has the file open as well.
-            fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        lock.release()

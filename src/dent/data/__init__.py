@@ -61,7 +61,7 @@ def open_data(
     `split`: "train" or "test"; of folders, the sub-folder of that name (for "test" also "val"). A folder
     without such sub-folders and an `.npz` are one set, whatever the split.
     `root`: the folder of cifar10, cifar100 or imagenet. Without one, up to 1,000 test images of cifar10
-    are those that are shipped; else CIFAR is sought as `dent.data.find` says, and kept in `dent_home()`.
+    are those that are shipped; else CIFAR is sought as `dent.data.find` says, and kept in `find_home()`.
     `preprocessing`: of images in folders, see `PREPROCESSING`; "res256crop224" for imagenet.
     `progress`: called with what is done, the total or None, and what is being done.
 

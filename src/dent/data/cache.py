@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from dent.storage import replacing
+from dent.storage import replace_file
 
 
 class Arrays(NamedTuple):
@@ -47,7 +47,7 @@ def opened_npz(path: Path) -> Iterator[NpzFile]:
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Keep `arrays` with their checksum in one `.npz` file."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         np.savez(file, images=arrays.images, labels=arrays.labels, sha256=np.array(arrays.sha256()))
 
 

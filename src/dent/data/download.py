@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
-from dent.storage import replacing
+from dent.storage import replace_file
 
 # Called with what is done, the total (None: not known) and what is being done.
 Progress = Callable[[int, "int | None", str], None]
@@ -27,7 +27,7 @@ def download(
     """
     digest = hashlib.md5(usedforsecurity=False)
     done = 0
-    with replacing(path) as file:
+    with replace_file(path) as file:
         try:
             with urllib.request.urlopen(url, timeout=timeout) as response:
                 length = response.headers.get("Content-Length")

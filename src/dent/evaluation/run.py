@@ -26,7 +26,7 @@ from dent.evaluation.summary import count_units, judged_points, summarize
 from dent.evaluation.tally import Tally
 from dent.evaluation.units import NATURAL, SPECIAL, Cell, Done, Unit
 from dent.names import lookup
-from dent.storage import locked, replacing
+from dent.storage import lock_folder, replace_file
 
 Progress = Callable[[float, float | None, str], None]
 
@@ -92,7 +92,7 @@ def run(
     start = lookup("engine", engine, ENGINES)
     store = Store(folder)
     store.refuse_foreign()
-    with locked(folder, doing="evaluates"):
+    with lock_folder(folder, doing="evaluates"):
         plan = make_plan(sources)
         about = identity(sources, plan, progress)
         store.begin(about)
@@ -204,7 +204,7 @@ def save(results: Results, folder: Path) -> None:
         "results.csv": results.to_csv(),
     }
     for name, text in texts.items():
-        with room(folder), replacing(folder / name) as file:
+        with room(folder), replace_file(folder / name) as file:
             file.write(text.encode())
 
 

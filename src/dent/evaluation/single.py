@@ -17,7 +17,7 @@ from dent.evaluation.results import Score
 from dent.evaluation.sources import Sources
 from dent.evaluation.units import NATURAL, Cell, Unit
 from dent.names import lookup
-from dent.storage import replacing
+from dent.storage import replace_file
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Attacked:
 
     def save(self, path: Path) -> None:
         """An .npz with images and labels, which can be read as data, and the verdicts."""
-        with replacing(path) as file:
+        with replace_file(path) as file:
             np.savez(
                 file,
                 images=self.images.numpy(),

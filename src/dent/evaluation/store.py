@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dent.evaluation.units import Cell, Done, Outcome, Unit
-from dent.storage import LOCK, replacing
+from dent.storage import LOCK, replace_file
 
 RUN, UNITS, ERROR = "run.json", "units", ".error"
 FORMAT = 1
@@ -56,7 +56,7 @@ class Store:
             self._check_same(read_run(self.folder), about)
             return
         self.refuse_foreign()
-        with room(self.folder), replacing(path) as file:
+        with room(self.folder), replace_file(path) as file:
             file.write(json.dumps({"format": FORMAT, **about}, indent=2).encode() + b"\n")
 
     def refuse_foreign(self) -> None:
@@ -141,7 +141,7 @@ class Store:
         else:
             content |= {"outcome": outcome, "sha256": _digest(outcome)}
         path = self._path(done.unit, ERROR if outcome is None else "")
-        with room(self.folder), replacing(path, tidy=False) as file:
+        with room(self.folder), replace_file(path, tidy=False) as file:
             file.write(json.dumps(content).encode() + b"\n")
         if outcome is not None:
             self._path(done.unit, ERROR).unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from dent.models.normalization import (
 from dent.models.preact import preact_resnet18, preact_resnet18_bn
 from dent.models.wide import WideResNet
 from dent.names import lookup
-from dent.storage import dent_home
+from dent.storage import find_home
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def short_name(key: str) -> str:
 
 def folders() -> list[Path]:
     """Where published checkpoint files are looked for, in RobustBench's layout: here, and per user."""
-    return [Path("models"), dent_home() / "models"]
+    return [Path("models"), find_home() / "models"]
 
 
 def published(entry: Published) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from dent.paper.reproduction import (
 )
 from dent.paper.scales import Scale
 from dent.paper.tables import Table, tables
-from dent.storage import BusyError, replacing
+from dent.storage import BusyError, replace_file
 
 CELLS = "cells"
 PAUSE = 2.0  # seconds, where only work is left that another process is doing
@@ -92,7 +92,7 @@ def reproduce(
                 time.sleep(PAUSE)
             waiting = busy
     found = gather(scale, folder, seed=seed, device=device, troubles=troubles)
-    with room(folder), replacing(folder / RESULTS) as file:
+    with room(folder), replace_file(folder / RESULTS) as file:
         file.write(json.dumps(found.to_json()).encode() + b"\n")
     return found
 

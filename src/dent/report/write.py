@@ -13,7 +13,7 @@ from dent.report.paper import paper_markdown
 from dent.report.paper_page import paper_page
 from dent.report.pictures import write_pictures
 from dent.report.table import markdown
-from dent.storage import replacing
+from dent.storage import replace_file
 
 
 def write_page(found: Results | Reproduction, file: Path, *, pictures: Path | None = None) -> None:
@@ -37,5 +37,5 @@ def write_paper(found: Reproduction, folder: Path) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    with replacing(file) as out:
+    with replace_file(file) as out:
         out.write(text.encode())

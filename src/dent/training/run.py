@@ -17,7 +17,7 @@ from dent.data import open_data
 from dent.data.dataset import Dataset
 from dent.intervals import wilson
 from dent.loggers import open_logger
-from dent.storage import replacing
+from dent.storage import replace_file
 from dent.training.loop import Step, split
 from dent.training.processes import is_first
 from dent.training.recipe import Recipe
@@ -65,7 +65,7 @@ def run(
     if not is_first():
         return None
     card = make_card(architecture, data, test_data, images, recipe, trained)
-    with replacing(out / CARD) as file:
+    with replace_file(out / CARD) as file:
         file.write(json.dumps(card, indent=2).encode() + b"\n")
     return card
 

@@ -11,21 +11,21 @@ import torch
 
 from dent import storage
 from dent.models.checkpoint import read
-from dent.storage import replacing
+from dent.storage import replace_file
 
 CHECKPOINT, AVERAGE, LOG = "checkpoint.pt", "average.pt", "log.jsonl"
 
 
 def save(folder: Path, checkpoint: dict[str, Any]) -> None:
     """The checkpoint, and what it knows of the past epochs as a log with one line for each."""
-    with replacing(folder / CHECKPOINT) as file:
+    with replace_file(folder / CHECKPOINT) as file:
         torch.save(checkpoint, file)
     if checkpoint["average"] is not None:
         # Without what resumes a training: a file for `dent.load_model` alone.
         shown = {key: value for key, value in checkpoint.items() if key not in ("optimizer", "scaler")}
-        with replacing(folder / AVERAGE) as file:
+        with replace_file(folder / AVERAGE) as file:
             torch.save(shown | {"model": checkpoint["average"], "average": None}, file)
-    with replacing(folder / LOG) as file:
+    with replace_file(folder / LOG) as file:
         file.writelines(json.dumps(epoch).encode() + b"\n" for epoch in checkpoint["history"])
 
 
@@ -56,4 +56,4 @@ def load(folder: Path, *, asked: dict[str, Any]) -> dict[str, Any] | None:
 
 def locked(folder: Path, *, first: bool = True) -> AbstractContextManager[None]:
     """Refuse a second training in the folder while one runs; its first process holds the lock."""
-    return storage.locked(folder, doing="trains") if first else nullcontext()
+    return storage.lock_folder(folder, doing="trains") if first else nullcontext()
