@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dent
-from dent.attacks.calls import Calls
-from dent.attacks.folded import folded
-from dent.attacks.hyperplane import Look
+from dent.attacks.fab import Linearization
+from dent.attacks.fused import fuse_batch_norm
+from dent.attacks.search import AttackedModel
 from dent.report.terminal import progress_bar, show_table
 
 suite = sys.modules["dent.attacks.autoattack"]  # the module; the package has the function of that name
@@ -46,12 +46,12 @@ STANDING = 92  # inputs of resnet20-at that most calls of its AutoAttack are mad
 
 # Where a model is asked: by attacks, for logits or a gradient, and by the checks before them.
 CALLS: list[tuple[Any, str]] = [
-    (Calls, "logits"),
-    (Calls, "ascent"),
-    (Look, "at"),
-    (Look, "gradient"),
-    (suite, "known_findings"),
-    (suite, "folded"),
+    (AttackedModel, "predict"),
+    (AttackedModel, "differentiate"),
+    (Linearization, "at"),
+    (Linearization, "compute_gradient"),
+    (suite, "inspect_model"),
+    (suite, "fuse_batch_norm"),
 ]
 
 
@@ -133,7 +133,7 @@ def static(n: int, batch: int) -> list[dict[str, Any]]:
 def calls(rounds: int = 40) -> list[dict[str, Any]]:
     model = dent.load_model("resnet20-at")
     inputs, labels = dent.load_data("cifar10", n=STANDING)
-    copy = folded(model, inputs)
+    copy = fuse_batch_norm(model, inputs)
 
     def forward(net: Callable[[Tensor], Tensor]) -> None:
         with torch.no_grad():
@@ -204,7 +204,7 @@ def defended(rounds: int = 5, steps: int = 5) -> list[dict[str, Any]]:
                 if round_:  # the first warms up
                     least.append(between - started)
                     # The start and the steps; scoring the natural and the final batch apart.
-                    attack.append((ended - between - calls["logits"]) / (steps + 1))
+                    attack.append((ended - between - calls["predict"]) / (steps + 1))
                     around.append(1 - sum(calls.values()) / (ended - between))
             ratio = median(attack) / median(least)
             rows.append(
@@ -231,7 +231,7 @@ def main() -> None:
     results: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     measures: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
         "defended": (defended, f"APGD on resnet20-at with a defense, batch {BATCH}"),
-        "calls": (calls, "Calls of resnet20-at, and of the copy that is searched on"),
+        "calls": (calls, "AttackedModel of resnet20-at, and of the copy that is searched on"),
         "static": (lambda: static(given.n, given.batch), "Standard AutoAttack, Linf"),
     }
     for name, (measure, title) in measures.items():

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks import adaptive, apgd, pgd
-from dent.attacks.adaptive import Averaged, DynamicDefense, Itself, Lazy, Short, Unrolled
-from dent.attacks.adaptive.protocol import Gradient, State
-from dent.attacks.calls import Calls, View
+from dent.attacks.adaptive import Averaged, Direct, DynamicDefense, Lazy, Short, Unrolled
+from dent.attacks.adaptive.views import Gradient, State
+from dent.attacks.search import AttackedModel, View
 
 EPS = 0.03
 
@@ -107,7 +107,7 @@ def broken(defense: Any, batch: Tensor, labels: Tensor) -> int:
 def climbed(model: Any, view: View, inputs: Tensor, labels: Tensor) -> Tensor:
     """The gradient of the cross-entropy, as an attack sees it through the view."""
     loss = partial(F.cross_entropy, target=labels, reduction="none")
-    return Calls(model, through=view, joint=True).ascent(inputs, loss).gradient
+    return AttackedModel(model, through=view, joint=True).differentiate(inputs, loss).gradient
 
 
 def by_autograd(logits: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def test_the_gradients_of_a_defense_with_a_closed_form() -> None:
     states = [(1 - 2.0**-k) * inputs.mean(0) for k in range(4)]
     wrong = [errors(defense.predict(inputs, state), labels) for state in states]
     expected: dict[View, Tensor] = {
-        Itself(defense): wrong[3],
+        Direct(defense): wrong[3],
         Unrolled(defense): wrong[3] - (1 - 2.0**-3) * wrong[3].mean(0),
         Averaged(defense, 3): torch.stack(wrong).mean(0),
         Short(defense, 2): wrong[2],
@@ -172,7 +172,7 @@ def test_views_are_exact_where_no_update_is_left_out() -> None:
     tasks: list[tuple[DynamicDefense[Any], Tensor, Tensor]] = [centered(updates=3), shared(steps=3)]
     for defense, inputs, labels in tasks:
         views: list[tuple[View, bool]] = [
-            (Itself(defense), True),
+            (Direct(defense), True),
             (Unrolled(defense), True),
             (Averaged(defense, 3), True),
             (Averaged(defense, 2), False),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks import adaptive, apgd
-from dent.attacks.adaptive import Itself, Unrolled
+from dent.attacks.adaptive import Direct, Unrolled
 from dent.attacks.losses import margin
 
 EPS = 8 / 255
@@ -222,7 +222,7 @@ def test_malicious_members_flip_benign_ones() -> None:
     inputs = torch.rand(12, 3, 6, 6, dtype=torch.double)
     malicious = adaptive.draw_mask(12, 0.25)
     for settings, views in (
-        ({"statistics": "test", "steps": 0, "affine": "off"}, (Unrolled, Itself)),
+        ({"statistics": "test", "steps": 0, "affine": "off"}, (Unrolled, Direct)),
         ({"steps": 5, "lr": 0.1}, (Unrolled,)),
     ):
         defense = dent.Dent(net, dent.Settings(**settings))

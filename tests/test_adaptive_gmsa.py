@@ -12,8 +12,8 @@ from test_adaptive import Recorder, broken, centered, shared
 
 from dent.attacks import adaptive, apgd
 from dent.attacks.adaptive.gmsa import Average, Minimum
-from dent.attacks.calls import Calls
 from dent.attacks.losses import margin
+from dent.attacks.search import AttackedModel
 
 
 def test_an_average_of_one_model_is_that_model() -> None:
@@ -41,7 +41,7 @@ def test_the_gradients_of_averages_and_minima() -> None:
         (Average(defense, states, loss), losses.mean(0)),
         (Minimum(defense, states, loss), lowest),
     ):
-        answer = Calls(defense, through=view, joint=True).ascent(inputs, loss)
+        answer = AttackedModel(defense, through=view, joint=True).differentiate(inputs, loss)
         (gradient,) = torch.autograd.grad(expected.sum(), points, retain_graph=True)
         torch.testing.assert_close(answer.values, expected.detach())
         torch.testing.assert_close(

@@ -87,5 +87,5 @@ def test_wrong_settings_are_told() -> None:
             attack(defense, inputs, labels, eps=0.1)
     with pytest.raises(ValueError, match="expected labels from 0 to 3"):
         adaptive.fpa(defense, inputs, labels + 4, eps=0.1)
-    with pytest.raises(ValueError, match="expected whole numbers as labels"):
+    with pytest.raises(ValueError, match="expected integer labels"):
         adaptive.fpa(defense, inputs, labels.double(), eps=0.1)

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks import apgd, apgd_targeted
-from dent.attacks.apgd import walk
-from dent.attacks.calls import Calls
-from dent.attacks.found import Found
-from dent.attacks.losses import LOSSES, dlr, loss_of, margin, targeted_dlr
+from dent.attacks.apgd import Momentum, walk
+from dent.attacks.losses import LOSSES, dlr, make_loss, margin, targeted_dlr
 from dent.attacks.norms import lengths, project
-from dent.attacks.walk import Momentum
+from dent.attacks.search import AttackedModel, BestPoints
 
 NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 EPS = {"linf": 6 / 255, "l2": 0.7, "l1": 10.0}
@@ -50,16 +48,18 @@ def test_the_same_walk_as_the_reference(
     start = (inputs + eps * (2 * torch.rand_like(inputs) - 1) / 10).clamp(0, 1)
     if norm == "l1":
         start = project(inputs + torch.randn_like(inputs), inputs, eps=eps, norm=norm)
-    best, standing, best_loss, _ = theirs.attack_single_run(inputs, labels, x_init=start)
-    found = Found(inputs, labels)
-    walk(Calls(net), found, inputs, start, loss_of(loss, labels), eps=eps, norm=norm, steps=steps)
-    assert torch.equal(~found.broken, standing.bool())
-    assert 0 < int(found.broken.sum()) < len(inputs)  # else it proves little
-    stands = ~found.broken
+    their_points, standing, best_loss, _ = theirs.attack_single_run(inputs, labels, x_init=start)
+    best = BestPoints(inputs, labels)
+    walk(
+        AttackedModel(net), best, inputs, start, make_loss(loss, labels), eps=eps, norm=norm, steps=steps
+    )
+    assert torch.equal(~best.broken, standing.bool())
+    assert 0 < int(best.broken.sum()) < len(inputs)  # else it proves little
+    stands = ~best.broken
     # Rounding may send one input another way; all the others walk alike to the end.
-    same = (found.values - best_loss).abs() <= 1e-4 + 1e-3 * best_loss.abs()
+    same = (best.values - best_loss).abs() <= 1e-4 + 1e-3 * best_loss.abs()
     assert int((stands & ~same).sum()) <= 1
-    apart = lengths(found.points - best, "linf").flatten()[stands & same]
+    apart = lengths(best.points - their_points, "linf").flatten()[stands & same]
     assert (apart <= (eps / 50 if norm != "l1" else 0.05)).all()
 
 

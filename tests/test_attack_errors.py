@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dent.attacks import AttackResult, apgd, apgd_targeted, autoattack, fab, fab_targeted, pgd, square
+from dent.attacks import (
+    AttackResult,
+    SuiteResult,
+    apgd,
+    apgd_targeted,
+    autoattack,
+    fab,
+    fab_targeted,
+    pgd,
+    square,
+)
 
 ATTACKS: dict[str, Callable[..., AttackResult]] = {
     "pgd": pgd,
@@ -39,7 +49,7 @@ def net() -> nn.Module:
         ({"inputs": INPUTS * torch.nan}, r"expected inputs in \[0, 1\]"),
         ({"labels": LABELS[:3]}, "expected a label for each of 4 inputs"),
         ({"labels": LABELS[:, None]}, "expected a label for each of 4 inputs"),
-        ({"labels": LABELS.float()}, "expected whole numbers as labels"),
+        ({"labels": LABELS.float()}, "expected integer labels"),
         ({"labels": LABELS + 2}, "expected labels from 0 to 4, the model's 5 classes, got 2 to 5"),
         ({"labels": LABELS - 1}, "expected labels from 0 to 4"),
         ({"eps": -0.1}, "expected eps >= 0, got -0.1"),
@@ -69,7 +79,7 @@ def test_bad_input(
         ),
         (lambda logits: (logits,), "expected logits .* got tuple"),
         (lambda logits: logits[:2], r"got a tensor \(2, 5\)"),
-        (lambda logits: logits[:, :1], "expected logits of two classes or more"),
+        (lambda logits: logits[:, :1], "expected logits of two or more classes"),
     ],
 )
 def test_bad_answers(
@@ -88,6 +98,33 @@ def test_bad_answers(
 def test_probabilities_are_refused(attack: Callable[..., AttackResult], net: nn.Module) -> None:
     with pytest.raises(ValueError, match="expected logits, got probabilities"):
         attack(lambda points: net(points).softmax(1), INPUTS, LABELS, eps=0.1)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_probabilities_of_one_image_are_refused_too(net: nn.Module, n: int) -> None:
+    inputs = INPUTS[:1].expand(n, -1, -1, -1)  # the same row twice tells no more than one
+    with pytest.raises(ValueError, match="expected logits, got probabilities"):
+        pgd(lambda points: net(points).softmax(1), inputs, LABELS[:1].expand(n), eps=0.1)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=list(ATTACKS))
+@pytest.mark.parametrize("constant", [False, True])
+def test_logits_that_look_like_probabilities_by_chance(
+    attack: Callable[..., AttackResult], constant: bool
+) -> None:
+    """Logits (1, 0, 0) of one image are no softmax: elsewhere they do not sum to 1."""
+
+    def model(points: Tensor) -> Tensor:
+        first = 4 * points[:, 0, 0, :1]
+        first = torch.ones_like(first) if constant else first
+        return torch.cat([first, torch.zeros(len(points), 2)], 1)
+
+    inputs = torch.full((1, 3, 6, 6), 0.25)
+    assert model(inputs).tolist() == [[1, 0, 0]]
+    result = attack(model, inputs, torch.tensor([0]), eps=0.01)
+    assert result.success.tolist() == [False]
+    if isinstance(result, SuiteResult):
+        assert "probabilities" not in [finding.name for finding in result.findings]
 
 
 @pytest.mark.parametrize("attack", [apgd_targeted, fab_targeted])

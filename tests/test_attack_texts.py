@@ -11,7 +11,7 @@ from cells import labeled, sources_of, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dent.attacks.adaptive.denying import OFFLINE
+from dent.attacks.adaptive.transfer import OFFLINE
 from dent.attacks.losses import LOSSES
 from dent.evaluation import evaluate, make_evaluation, read_evaluation
 from dent.evaluation.attacks import ATTACKS

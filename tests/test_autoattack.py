@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks import SuiteResult, apgd, autoattack
-from dent.attacks.autoattack import VERSIONS, suite
-from dent.attacks.calls import Calls
-from dent.attacks.findings import optimization_inside
+from dent.attacks.autoattack import VERSIONS, select_attacks
+from dent.attacks.findings import detect_optimization
 from dent.attacks.norms import lengths
+from dent.attacks.search import AttackedModel
 
 QUICK: dict[str, Any] = {"steps": 8, "queries": 30}
 
@@ -96,16 +96,27 @@ def test_a_defense_that_depends_on_its_batch_is_attacked_as_one(
 
 
 def test_the_versions_are_those_of_autoattack() -> None:
-    assert list(suite("plus", "linf")) == ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"]
-    assert suite("plus", "linf")["apgd-dlr"] == suite("plus", "linf")["fab"] == {"restarts": 5}
-    assert suite("rand", "l2") == {"apgd-ce": {"draws": 20}, "apgd-dlr": {"draws": 20}}
-    assert suite("standard", "l1") == {
+    assert list(select_attacks("plus", "linf")) == [
+        "apgd-ce",
+        "apgd-dlr",
+        "fab",
+        "square",
+        "apgd-t",
+        "fab-t",
+    ]
+    assert (
+        select_attacks("plus", "linf")["apgd-dlr"]
+        == select_attacks("plus", "linf")["fab"]
+        == {"restarts": 5}
+    )
+    assert select_attacks("rand", "l2") == {"apgd-ce": {"draws": 20}, "apgd-dlr": {"draws": 20}}
+    assert select_attacks("standard", "l1") == {
         "apgd-ce": {"restarts": 5},
         "apgd-t": {"targets": 5},
         "fab-t": {},
         "square": {},
     }
-    assert suite("standard", "l2", ["square"]) == {"square": {}}
+    assert select_attacks("standard", "l2", ["square"]) == {"square": {}}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -163,9 +174,9 @@ def test_the_gradient_of_draws_is_their_mean() -> None:
         first = next(scale) * points.flatten(1).sum(1, keepdim=True)
         return torch.cat([first, torch.zeros_like(first)], 1)
 
-    calls = Calls(model, draws=4, joint=True)
+    attacked = AttackedModel(model, draws=4, joint=True)
     points = torch.rand(2, 1, 2, 2)
-    answer = calls.ascent(points, lambda logits: logits[:, 0])
+    answer = attacked.differentiate(points, lambda logits: logits[:, 0])
     torch.testing.assert_close(answer.gradient, torch.full_like(points, 2.5))
     torch.testing.assert_close(answer.logits[:, 0], 2.5 * points.flatten(1).sum(1))
     torch.testing.assert_close(answer.values, answer.logits[:, 0])
@@ -223,7 +234,7 @@ def test_optimization_inside_is_noticed_whatever_it_is_called() -> None:
         return linear((points + 0.01 * leaf.grad).flatten(1))  # type: ignore[no-any-return]
 
     inputs = torch.rand(3, 3, 4, 4)
-    find = optimization_inside
+    find = detect_optimization
     assert find(static, inputs) is None
     seen = find(dynamic, inputs)
     assert seen is not None

@@ -76,7 +76,7 @@ BAD: dict[str, tuple[Any, Any, str]] = {
     "probabilities": (lambda logits: logits.softmax(1), None, "got probabilities"),
     "not finite": (lambda logits: logits / 0, None, "finite logits"),
     "shape": (lambda logits: logits[:, 0], None, r"logits \(2, classes\)"),
-    "one class": (lambda logits: logits[:, :1], None, "two classes or more"),
+    "one class": (lambda logits: logits[:, :1], None, "two or more classes"),
     "no tensor": (lambda logits: [logits], None, "got list"),
 }
 

@@ -17,8 +17,7 @@ from scipy.optimize import brentq, linprog
 from torch import Tensor, nn
 
 import dent
-from dent.attacks.fab import fab, fab_targeted
-from dent.attacks.hyperplane import DUAL, to_hyperplane
+from dent.attacks.fab import DUAL, fab, fab_targeted, find_move
 from dent.attacks.norms import NORMS, lengths
 
 PROJECTIONS = {"linf": projection_linf, "l2": projection_l2, "l1": projection_l1}
@@ -84,7 +83,7 @@ def shortest(norm: str, point: Any, normal: Any, excess: float) -> float:
 @pytest.mark.parametrize("d", [1, 7, 400])
 def test_the_way_to_a_hyperplane_is_the_shortest(norm: str, share: float, d: int) -> None:
     points, normals, excess = planes(d, d, share)
-    moves = to_hyperplane(points, normals, excess, norm)
+    moves = find_move(points, normals, excess, norm)
     torch.testing.assert_close((normals * moves).sum(-1), -excess)
     for k, row in [(0, 0), (1, 1), (1, 2)]:
         expected = shortest(norm, points[k, row].numpy(), normals[row].numpy(), float(excess[k, row]))
@@ -104,7 +103,7 @@ def test_moves_end_on_the_hyperplane_or_use_all_the_room(
     norm: str, share: float, seed: int, d: int, scale: float, dtype: torch.dtype
 ) -> None:
     points, normals, excess = (part.to(dtype) for part in planes(seed, d, share))
-    moves = to_hyperplane(points, normals * scale, excess * scale, norm)
+    moves = find_move(points, normals * scale, excess * scale, norm)
     close = 1e-5 if dtype == torch.float32 else 1e-12
     assert (points + moves).min() >= -close
     assert (points + moves).max() <= 1 + close
@@ -123,7 +122,7 @@ def test_moves_are_no_longer_than_those_of_the_reference(
     norm: str, share: float, seed: int, d: int
 ) -> None:
     points, normals, excess = planes(seed, d, share)
-    ours = to_hyperplane(points, normals, excess, norm).flatten(0, 1)
+    ours = find_move(points, normals, excess, norm).flatten(0, 1)
     flat, both, excess = points.flatten(0, 1), normals.repeat(2, 1), excess.flatten()
     theirs = PROJECTIONS[norm](flat, both, (both * flat).sum(1) - excess).double()
     on_it = ((both * theirs).sum(1) + excess).abs() < 1e-6 * excess.abs()

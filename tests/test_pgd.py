@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dent.attacks import pgd
 from dent.attacks.losses import margin
-from dent.attacks.norms import NORMS, lengths, project, random_in_ball
+from dent.attacks.norms import NORMS, lengths, project, sample_in_ball
 from dent.models import CifarResNet
 
 
@@ -114,7 +114,7 @@ def test_the_projection_to_l1_is_the_nearest_point() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_random_points_are_uniform_in_the_ball(norm: str) -> None:
-    points = random_in_ball(torch.Size([4000, 1, 2, 2]), norm, torch.Generator().manual_seed(0))
+    points = sample_in_ball(torch.Size([4000, 1, 2, 2]), norm, torch.Generator().manual_seed(0))
     radius = lengths(points, norm).flatten()
     # A ball of radius r holds the share r^4 of the volume.
     assert stats.kstest((radius**4).numpy(), "uniform").pvalue > 0.01

@@ -20,7 +20,7 @@ import dent
 from dent.attacks import square
 from dent.attacks.losses import margin
 from dent.attacks.norms import NORMS, lengths, project
-from dent.attacks.proposals import PROPOSALS, Bumps, Proposals, Squares, schedule
+from dent.attacks.square import PROPOSALS, Bumps, Proposals, Squares, schedule_areas
 
 EPS = {"linf": 0.015, "l2": 0.4, "l1": 2.0}
 THEIRS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
@@ -74,15 +74,15 @@ class Told(SquareAttack):  # type: ignore[misc]
         if isinstance(ours, Bumps):
             size = min(ours.sides) // 5
             tiles = [side // size for side in ours.sides]
-            turned = (ours._signs(3, *tiles) > 0).flatten().tolist()
+            turned = (ours._draw_signs(3, *tiles) > 0).flatten().tolist()
             self.turns = iter([*turned, *ours.turned.tolist()])
-            first = ours._signs(4, n, channels, *tiles)[index].flatten(1).T
+            first = ours._draw_signs(4, n, channels, *tiles)[index].flatten(1).T
             signs = [*first, *ours.signs[:, index]]
             self.signs: Iterator[Tensor] = iter([sign.view(1, channels, 1, 1) for sign in signs])
             self.places = iter(ours.corner.flatten().tolist())
         else:
             assert isinstance(ours, Squares)
-            first = ours._signs(2, n, channels, 1, width)[index, None]
+            first = ours._draw_signs(2, n, channels, 1, width)[index, None]
             self.signs = iter([first, *(sign.view(channels, 1, 1) for sign in ours.signs)])
             self.places = iter(ours.corner[:, 0].flatten().tolist())
 
@@ -129,7 +129,7 @@ def test_the_walk_does_not_depend_on_how_many_queries_are_asked_for_at_once(
     few = square(net, images, labels, **options, rows=1)
     assert few.queries < adaptive.queries
     for block in (1, 3, 16):
-        monkeypatch.setattr(module, "block_size", lambda *_, block=block: block)
+        monkeypatch.setattr(module, "choose_block_size", lambda *_, block=block: block)
         fixed = square(net, images, labels, **options)
         for other in (adaptive, few):
             torch.testing.assert_close(fixed.inputs, other.inputs, rtol=0, atol=1e-12)
@@ -146,7 +146,7 @@ def test_as_many_queries_are_asked_for_at_once_as_pays(rows: int, inputs: int, r
         """Of each query that is settled, in rows, where a call costs as much as rows / 32 more."""
         return (rows / 32 + inputs * block) * rate / (1 - (1 - rate) ** block)
 
-    block = module.block_size(rows, inputs, rate)
+    block = module.choose_block_size(rows, inputs, rate)
     most = max(rows // inputs, 1)
     assert 1 <= block <= most
     assert cost(block) <= 1.3 * min(map(cost, range(1, most + 1)))
@@ -170,7 +170,7 @@ def test_broken_inputs_leave_and_calls_stay_small(task: tuple[nn.Module, Tensor,
 
 def test_the_schedule_is_that_of_the_reference() -> None:
     theirs = SquareAttack(None, p_init=0.7, resc_schedule=False)
-    assert schedule(9000, 0.7).tolist() == [theirs.p_selection(number) for number in range(9000)]
+    assert schedule_areas(9000, 0.7).tolist() == [theirs.p_selection(number) for number in range(9000)]
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dent.attacks import adaptive
 from dent.attacks.apgd import apgd, apgd_targeted
-from dent.attacks.autoattack import autoattack
+from dent.attacks.autoattack import SuiteResult, autoattack
 from dent.attacks.fab import fab, fab_targeted
+from dent.attacks.findings import Finding
 from dent.attacks.pgd import pgd
-from dent.attacks.result import AttackResult, Finding, SuiteResult
+from dent.attacks.search import AttackResult
 from dent.attacks.square import square
 
 __all__ = [

@@ -1,24 +1,23 @@
-"""AutoAttack (Croce and Hein, 2020): suites of attacks without settings to tune, and what they leave."""
+"""AutoAttack (Croce and Hein, 2020): suites of attacks without settings to tune, and their findings."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from dent.attacks import findings
 from dent.attacks.apgd import apgd, apgd_targeted
-from dent.attacks.calls import Model, succeeds
-from dent.attacks.checks import check_answer, check_attack, check_labels, check_model, check_numbers
+from dent.attacks.checks import check_attack, check_model, check_numbers
 from dent.attacks.fab import fab, fab_targeted
-from dent.attacks.folded import folded
-from dent.attacks.found import begin, depends_on_batch
+from dent.attacks.findings import Finding, detect_stronger_square, inspect_model, take_logarithm
+from dent.attacks.fused import fuse_batch_norm
 from dent.attacks.losses import margin
 from dent.attacks.reference import run_reference
-from dent.attacks.result import AttackResult, Finding, SuiteResult
+from dent.attacks.search import AttackResult, Model, begin, depends_on_batch, is_broken
 from dent.attacks.square import square
 from dent.names import lookup
 
@@ -31,7 +30,7 @@ ATTACKS: dict[str, Callable[..., AttackResult]] = {
     "fab-t": fab_targeted,
     "square": square,
 }
-# The attacks of each version, in order, and what differs from their defaults.
+# The attacks of each version, in order, with the settings that differ from their defaults.
 VERSIONS: dict[str, dict[str, dict[str, int]]] = {
     "standard": {"apgd-ce": {}, "apgd-t": {}, "fab-t": {}, "square": {}},
     "plus": {
@@ -44,8 +43,21 @@ VERSIONS: dict[str, dict[str, dict[str, int]]] = {
     },
     "rand": {"apgd-ce": {"draws": 20}, "apgd-dlr": {"draws": 20}},
 }
-# The standard version for L1 (Croce and Hein, 2021).
+# The settings of the standard version for L1 (Croce and Hein, 2021).
 FOR_L1 = {"apgd-ce": {"restarts": 5}, "apgd-t": {"targets": 5}}
+
+
+@dataclass(frozen=True)
+class SuiteResult(AttackResult):
+    """The result of all attacks of a suite together.
+
+    If the model depends on the batch, `inputs` is one submission of the batch with its `success`, and
+    `broken` is the worst case over all attacks for each input. Otherwise the two are the same.
+    """
+
+    broken: Tensor  # (N,) bool: misclassified under any attack, or without one
+    attacks: dict[str, Tensor]  # (N,) bool: the inputs that each attack broke
+    findings: tuple[Finding, ...]
 
 
 def autoattack(
@@ -66,16 +78,19 @@ def autoattack(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> SuiteResult:
-    """Attack with all of a version (`standard`, `plus`, `rand`), or with the `attacks` named.
+    """Run all attacks of a version (`standard`, `plus` or `rand`), or the `attacks` that are named.
 
-    Each attack sees what the ones before it left, and the search runs on `folded(model)`; verdicts are
-    the model's. A model that depends on its batch (`joint`; if not given, what the model says of itself)
-    is attacked as it is, by every attack, with all of the batch.
+    Each attack gets the inputs that the attacks before it did not break. Attacks search on a faster copy
+    (`fuse_batch_norm`); the model itself decides what is broken. A model that depends on its batch is
+    attacked itself, and every attack gets the whole batch.
 
     steps: of each run of a gradient attack. queries: of Square.
-    batch_size: how many inputs are attacked at a time, if not all; of no meaning with `joint`.
-    engine: "reference" runs `pyautoattack` instead, re-batching and all.
-    watch: called with (attacks done, attacks, text) before each attack, for progress.
+    batch_size: the number of inputs to attack at a time (default: all). Not allowed with `joint`.
+    joint: True for a model that depends on its batch. If it is None, the model's attribute `independent`
+    decides.
+    mask: (N,) bool, the inputs that may be perturbed.
+    engine: "reference" runs `pyautoattack` instead, with its own batches.
+    watch: a function that is called with (attacks done, attacks, text) before each attack.
 
     >>> _ = torch.manual_seed(0)
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
@@ -84,7 +99,7 @@ def autoattack(
     >>> run.broken.tolist(), list(run.attacks), run.findings
     ([True, True, True], ['apgd-ce', 'apgd-t', 'fab-t', 'square'], ())
     """
-    chosen = suite(version, norm, attacks)
+    chosen = select_attacks(version, norm, attacks)
     joint = depends_on_batch(model) if joint is None else joint
     check_numbers(batch_size=batch_size)
     if joint and batch_size is not None:
@@ -96,31 +111,46 @@ def autoattack(
     if engine == "reference":
         if mask is not None or watch is not None:
             raise ValueError("the reference knows no mask and no watch; use engine='dent'")
-        seen = known_findings(model, inputs[:size], labels[:size], random=version == "rand")
-        return run_reference(
+        findings = inspect_model(model, inputs[:size], labels[:size], random=version == "rand")
+        result, broken = run_reference(
             model, inputs, labels, eps=eps, norm=norm, version=version, attacks=attacks, steps=steps,
-            queries=queries, batch_size=size, seed=seed, findings=seen,
+            queries=queries, batch_size=size, seed=seed,
         )  # fmt: skip
-    budget = {
-        name: settings | ({"queries": queries} if name == "square" else {"steps": steps})
-        for name, settings in chosen.items()
-    }
+        return SuiteResult(**vars(result), broken=broken, attacks={}, findings=findings)
+    for name, settings in chosen.items():
+        chosen[name] = settings | ({"queries": queries} if name == "square" else {"steps": steps})
     mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
     batches = list(zip(*(part.split(size) for part in (inputs, labels, mask)), strict=True))
     done = itertools.count()
 
-    def move(text: str) -> None:
+    def report(text: str) -> None:
         if watch:
-            watch(next(done), len(batches) * len(budget), text)
+            watch(next(done), len(batches) * len(chosen), text)
 
-    run = partial(
-        _run, model, attacks=budget, eps=eps, norm=norm, joint=joint, seed=seed,
-        random=version == "rand", watch=move,
+    attack_batch = partial(
+        _attack_batch, model, attacks=chosen, eps=eps, norm=norm, joint=joint, seed=seed,
+        random=version == "rand", report=report,
     )  # fmt: skip
-    return joined([run(*batch) for batch in batches])
+    return _join_batches([attack_batch(*batch) for batch in batches])
 
 
-def _run(
+def select_attacks(
+    version: str, norm: str, attacks: Sequence[str] | None = None
+) -> dict[str, dict[str, int]]:
+    """Return the attacks of a version in order, with their settings; or only those that are named."""
+    chosen = lookup("version", version, VERSIONS)
+    if version == "standard" and norm == "l1":
+        chosen = {name: FOR_L1.get(name, {}) for name in chosen}
+    if attacks is None:
+        return dict(chosen)
+    if not attacks:
+        raise ValueError(f"expected one attack or more of: {', '.join(ATTACKS)}")
+    for name in attacks:
+        lookup("attack", name, ATTACKS)
+    return {name: chosen.get(name, {}) for name in attacks}
+
+
+def _attack_batch(
     model: Model,
     inputs: Tensor,
     labels: Tensor,
@@ -132,53 +162,45 @@ def _run(
     joint: bool,
     seed: int,
     random: bool,
-    watch: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> SuiteResult:
-    """The attacks on one batch."""
-    seen = known_findings(model, inputs, labels, random=random)
-    names = {finding.name for finding in seen}
+    """Run the attacks on one batch."""
+    findings = inspect_model(model, inputs, labels, random=random)
+    names = {finding.name for finding in findings}
     if "probabilities" in names:
-        model = partial(_logarithm, model)
+        model = take_logarithm(model)
     draws = max(settings.get("draws", 1) for settings in attacks.values())
-    calls, found, logits = begin(
+    attacked, best, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, draws=draws, joint=joint, mask=mask
     )
-    quick = model if joint or "optimization inside" in names else folded(model, inputs)
+    fast = model if joint or "optimization inside" in names else fuse_batch_norm(model, inputs)
     broken: dict[str, Tensor] = {}
     for name, settings in attacks.items():
-        watch(f"{name}, {int((~found.broken).sum())} of {len(inputs)} stand")
-        broken[name] = torch.zeros_like(found.broken)
-        given = found.mask if joint else found.mask & ~found.broken
+        report(f"{name}, {int((~best.broken).sum())} of {len(inputs)} stand")
+        broken[name] = torch.zeros_like(best.broken)
+        given = best.mask if joint else best.mask & ~best.broken
         if not given.any():
             continue
         if "targets" in settings:
             settings = settings | {"targets": min(settings["targets"], logits.shape[1] - 1)}
         result = ATTACKS[name](
-            quick,
-            inputs,
-            found.labels,
-            eps=eps,
-            norm=norm,
-            joint=joint,
-            mask=given,
-            seed=seed,
-            **settings,
+            fast, inputs, best.labels, eps=eps, norm=norm, joint=joint, mask=given, seed=seed, **settings
         )
-        calls.queries += result.queries
-        calls.gradients += result.gradients
-        answer = calls.value(result.inputs, partial(margin, labels=found.labels))
-        broken[name] = given & succeeds(answer.logits, found.labels)
-        rows = found.open() if joint else given.nonzero().squeeze(1)  # a joint batch is kept whole
-        found.keep(rows, result.inputs[rows], answer.values[rows], broken[name][rows])
-    worst = found.broken.clone()
-    return SuiteResult(**vars(found.result(calls)), broken=worst, attacks=broken, findings=seen)
+        attacked.queries += result.queries
+        attacked.gradients += result.gradients
+        answer = attacked.evaluate(result.inputs, partial(margin, labels=best.labels))
+        broken[name] = given & is_broken(answer.logits, best.labels)
+        rows = best.list_open() if joint else given.nonzero().squeeze(1)  # a joint batch stays whole
+        best.record(rows, result.inputs[rows], answer.values[rows], broken[name][rows])
+    worst = best.broken.clone()
+    return SuiteResult(**vars(best.submit(attacked)), broken=worst, attacks=broken, findings=findings)
 
 
-def joined(runs: Sequence[SuiteResult]) -> SuiteResult:
-    """The runs on several batches as one; of each finding, the first figures."""
+def _join_batches(runs: Sequence[SuiteResult]) -> SuiteResult:
+    """Return the results of several batches as one; each finding has the figures of its first batch."""
     attacks = {name: torch.cat([run.attacks[name] for run in runs]) for name in runs[0].attacks}
-    seen = {finding.name: finding for run in reversed(runs) for finding in run.findings}
-    after = findings.square_is_stronger(attacks)
+    findings = {finding.name: finding for run in reversed(runs) for finding in run.findings}
+    stronger = detect_stronger_square(attacks)
     return SuiteResult(
         torch.cat([run.inputs for run in runs]),
         torch.cat([run.success for run in runs]),
@@ -187,45 +209,5 @@ def joined(runs: Sequence[SuiteResult]) -> SuiteResult:
         sum(run.gradients for run in runs),
         broken=torch.cat([run.broken for run in runs]),
         attacks=attacks,
-        findings=(*seen.values(), *([after] if after else [])),
+        findings=(*findings.values(), *([stronger] if stronger else [])),
     )
-
-
-def suite(version: str, norm: str, attacks: Sequence[str] | None = None) -> dict[str, dict[str, int]]:
-    """The attacks of a version in their order, with their settings; or those named, as in it."""
-    chosen = lookup("version", version, VERSIONS)
-    if version == "standard" and norm == "l1":
-        chosen = {name: FOR_L1.get(name, {}) for name in chosen}
-    if attacks is None:
-        return chosen
-    if not attacks:
-        raise ValueError(f"expected one attack or more of: {', '.join(ATTACKS)}")
-    for name in attacks:
-        lookup("attack", name, ATTACKS)
-    return {name: chosen.get(name, {}) for name in attacks}
-
-
-def known_findings(
-    model: Model, inputs: Tensor, labels: Tensor, *, random: bool = False
-) -> tuple[Finding, ...]:
-    """What can be seen before any attack; of a model that is known to be random, the rest."""
-    with torch.no_grad():
-        logits = model(inputs)
-    check_answer(logits, inputs, first=False)
-    check_labels(labels, logits.shape[1])
-    if not len(inputs):
-        return ()
-    softmax = findings.probabilities(logits)
-    seen = [
-        None if random else findings.randomized(model, inputs),
-        softmax,
-        findings.zero_gradient(partial(_logarithm, model) if softmax else model, inputs, labels.long()),
-        findings.optimization_inside(model, inputs),
-    ]
-    return tuple(finding for finding in seen if finding)
-
-
-def _logarithm(model: Model, points: Tensor) -> Tensor:
-    """Logits, but for a constant, of a model that returns probabilities."""
-    probabilities = model(points)
-    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()

@@ -1,6 +1,8 @@
-"""What no attack can start from is refused, before it starts."""
+"""Errors for what an attack cannot work with: inputs, settings, models and answers."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dent.attacks.norms import NORMS
 from dent.names import lookup
 
-# The least that a setting of an attack can be.
-LEAST = {
+# The smallest value of each setting. A number that is not listed, such as a step size, is positive.
+SMALLEST = {
     **{"eps": 0, "steps": 0, "restarts": 1, "targets": 1, "queries": 0, "draws": 1, "batch_size": 1},
-    **{"every": 1, "rounds": 1, "updates": 0, "window": 1},  # of attacks made for adaptation
+    **{"every": 1, "rounds": 1, "updates": 0, "window": 1},  # of the adaptive attacks
 }
 
 
@@ -26,7 +28,7 @@ def check_attack(
     towards: Tensor | None = None,
     **numbers: float | None,
 ) -> None:
-    """Refuse inputs, labels and settings that have no meaning."""
+    """Raise ValueError if the inputs, labels or settings of an attack are invalid."""
     lookup("norm", norm, NORMS)
     check_numbers(eps=eps, **numbers)
     if not inputs.is_floating_point():
@@ -36,12 +38,12 @@ def check_attack(
             f"expected a label for each of {len(inputs)} inputs, got labels {tuple(labels.shape)}"
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"expected whole numbers as labels, got {labels.dtype}")
+        raise ValueError(f"expected integer labels, got {labels.dtype}")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != labels.shape):
         raise ValueError(f"expected mask as {len(inputs)} bools, got {mask.dtype} {tuple(mask.shape)}")
     if towards is not None and (towards.is_floating_point() or towards.shape != labels.shape):
         raise ValueError(
-            f"expected a class as target for each of {len(inputs)} inputs, "
+            f"expected a target class for each of {len(inputs)} inputs, "
             f"got {towards.dtype} {tuple(towards.shape)}"
         )
     if (mask is not None and mask.device != inputs.device) or labels.device != inputs.device:
@@ -54,8 +56,27 @@ def check_attack(
         )
 
 
+def check_numbers(**numbers: float | None) -> None:
+    """Raise ValueError if a setting is below the smallest value in `SMALLEST`; skip None."""
+    for name, value in numbers.items():
+        smallest = SMALLEST.get(name)
+        if value is None:
+            continue
+        if smallest is None and not 0 < value < float("inf"):
+            raise ValueError(f"expected {name} > 0, got {value}")
+        if smallest is not None and not smallest <= value < float("inf"):
+            raise ValueError(f"expected {name} >= {smallest}, got {value}")
+
+
+def check_draws(draws: int, has_view: bool) -> None:
+    """Raise ValueError if the number of draws is invalid, or if a view would have to be averaged."""
+    check_numbers(draws=draws)
+    if draws > 1 and has_view:
+        raise ValueError("draws average over a random model; with `through`, let the view average")
+
+
 def check_model(model: object) -> None:
-    """Refuse a model that every question would change: with statistics that are still learned."""
+    """Raise ValueError if a batch norm of the model would update its statistics at every call."""
     if not isinstance(model, nn.Module) or hasattr(model, "adapt"):
         return
     learning = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.training]
@@ -65,47 +86,8 @@ def check_model(model: object) -> None:
         )
 
 
-def check_numbers(**numbers: float | None) -> None:
-    """Refuse settings below the least that they can be; a step size must be positive."""
-    for name, value in numbers.items():
-        least = LEAST.get(name)
-        if value is None:
-            continue
-        if least is None and not 0 < value < float("inf"):
-            raise ValueError(f"expected {name} > 0, got {value}")
-        if least is not None and not least <= value < float("inf"):
-            raise ValueError(f"expected {name} >= {least}, got {value}")
-
-
-def check_draws(draws: int, viewed: bool) -> None:
-    """Refuse a number of draws without meaning."""
-    check_numbers(draws=draws)
-    if draws > 1 and viewed:
-        raise ValueError("draws average over a random model; with `through`, let the view average")
-
-
-def check_answer(logits: object, points: Tensor, *, first: bool) -> None:
-    """Refuse what a model answered if it is not finite logits for each of the points."""
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(points):
-        got = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"expected logits ({len(points)}, classes) from the model, got {got}")
-    if logits.shape[1] < 2:
-        raise ValueError("expected logits of two classes or more, got one; give the other a zero")
-    finite = logits.detach().isfinite().all(1)
-    if not finite.all():
-        count = int((~finite).sum())
-        raise ValueError(
-            f"expected finite logits, got NaN or infinity for {count} of {len(points)} inputs"
-        )
-    if first and len(logits) and looks_like_probabilities(logits):
-        raise ValueError(
-            "expected logits, got probabilities (rows in [0, 1] that sum to 1), through which gradients "
-            "vanish; return what goes into the softmax, or the logarithm of what comes out"
-        )
-
-
 def check_labels(labels: Tensor, classes: int) -> None:
-    """Refuse labels that the model has no class for."""
+    """Raise ValueError if a label is not one of the model's classes."""
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
             f"expected labels from 0 to {classes - 1}, the model's {classes} classes, "
@@ -113,9 +95,52 @@ def check_labels(labels: Tensor, classes: int) -> None:
         )
 
 
-def looks_like_probabilities(logits: Tensor) -> bool:
-    """Whether all rows lie in [0, 1] and sum to 1."""
-    logits = logits.detach()
-    return bool((logits >= 0).all() and (logits <= 1 + 1e-5).all()) and bool(
-        ((logits.sum(1) - 1).abs() < 1e-4).all()
-    )
+def check_logits(logits: object, inputs: Tensor) -> None:
+    """Raise ValueError if a model's answer is not a row of finite logits for each input."""
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(inputs):
+        got = f"a tensor {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"expected logits ({len(inputs)}, classes) from the model, got {got}")
+    if logits.shape[1] < 2:
+        raise ValueError("expected logits of two or more classes, got one; add a logit of zero")
+    finite = logits.detach().isfinite().all(1)
+    if not finite.all():
+        count = int((~finite).sum())
+        raise ValueError(
+            f"expected finite logits, got NaN or infinity for {count} of {len(inputs)} inputs"
+        )
+
+
+def refuse_probabilities(model: Callable[[Tensor], Tensor], inputs: Tensor, logits: Tensor) -> None:
+    """Raise ValueError if the model returns probabilities instead of logits."""
+    if returns_probabilities(model, inputs, logits):
+        raise ValueError(
+            "expected logits, got probabilities (rows in [0, 1] that sum to 1), through which gradients "
+            "vanish; return the input of the softmax, or the logarithm of its output"
+        )
+
+
+def returns_probabilities(model: Callable[[Tensor], Tensor], inputs: Tensor, logits: Tensor) -> bool:
+    """Return True if all logits of the inputs are probabilities: rows in [0, 1] that sum to 1.
+
+    A single row of logits can look like that by chance: (1, 0, 0). Two different rows hardly can. So if
+    all rows are the same, the model is asked for the inverted inputs too. If the answer is still the
+    same row, nothing can be told and the result is False.
+    """
+    if not len(logits) or not _are_probabilities(logits):
+        return False
+    if _are_equal(logits):
+        with torch.no_grad():
+            logits = torch.cat([logits.detach(), model(1 - inputs.detach())])
+    return _are_probabilities(logits) and not _are_equal(logits)
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    rows = rows.detach()
+    half = rows.is_floating_point() and torch.finfo(rows.dtype).bits < 32
+    tolerance = 1e-2 if half else 1e-4
+    inside = (rows >= 0) & (rows <= 1 + tolerance)
+    return bool(inside.all()) and bool(((rows.sum(1) - 1).abs() < tolerance).all())
+
+
+def _are_equal(rows: Tensor) -> bool:
+    return bool((rows - rows[:1]).abs().max() < 1e-4)

@@ -1,24 +1,27 @@
-"""The fast adaptive boundary attack (Croce and Hein, 2020): the nearest point that is misclassified."""
+"""The fast adaptive boundary attack (Croce and Hein, 2020): the nearest misclassified point."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial, reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dent.attacks.apgd import likeliest
-from dent.attacks.calls import Calls, Model
+from dent.attacks.apgd import select_targets
 from dent.attacks.checks import check_numbers
-from dent.attacks.found import Found, begin
-from dent.attacks.hyperplane import Look, Plane, to_hyperplane
-from dent.attacks.norms import lengths, like, project, random_in_ball
-from dent.attacks.result import AttackResult
+from dent.attacks.norms import lengths, project, sample_in_ball, unsqueeze_like
+from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, begin, compute_gradient
 from dent.seeds import generator
 
-ALPHA = 0.1  # the largest share of the input in a step
+ALPHA = 0.1  # the largest weight of the input in a step
 OVERSHOOT = 1.05
-BACK = 0.9  # how much of a perturbation is kept after a success
+BACK = 0.9  # the share of a perturbation that remains after a success
+DUAL = {"linf": "l1", "l2": "l2", "l1": "linf"}
+NEWTON_STEPS = 25  # at most; three or four are usual
+LARGEST = 256  # the number of values that L1 tries first
 
 
 def fab(
@@ -35,18 +38,17 @@ def fab(
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Cross the nearest boundary of the linearised model, go back towards the input, and again.
+    """Cross the nearest boundary of the linearized model, move back towards the input, and repeat.
 
-    A step takes as many backwards as there are other classes. An input leaves the search at its first
+    A step needs one backward pass for each other class. An input leaves the search at its first
     misclassified point in the ball. Inputs that were not broken end in the ball, on the way to the
-    nearest misclassified point beyond it, for transfer. The first run is from the inputs, and others are
-    from random points at half of eps.
+    nearest misclassified point outside, for transfer. The first run starts from the inputs, the others
+    from random points at a distance of eps / 2.
 
-    For models that depend on the batch, `joint=True` keeps it together. The walk leads out of the ball,
-    so it is no submission; what it found is submitted after each run.
-
-    minimize: nobody leaves, and inputs end at the nearest misclassified points that are found. With a
-    large `eps`, that is the search for the smallest perturbation.
+    joint: True for a model that depends on the batch; as in `apgd`. The walk leaves the ball, so its
+    steps are not submissions: the points found are submitted after each run.
+    minimize: True to search for the smallest perturbation (with a large `eps`). Then no input leaves,
+    and each ends at the nearest misclassified point that was found.
     The other settings are those of `apgd`.
 
     >>> _ = torch.manual_seed(0)
@@ -56,14 +58,14 @@ def fab(
     >>> bool(result.success.all())
     True
     """
-    calls, found, logits = begin(
+    attacked, best, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, joint=joint, mask=mask
     )
-    rivals = torch.stack(likeliest(logits, found.labels, logits.shape[1] - 1), 1)
-    search = _Search(calls, found, inputs, eps=eps, norm=norm, steps=steps, minimize=minimize)
+    rivals = torch.stack(select_targets(logits, best.labels, logits.shape[1] - 1), 1)
+    search = _Search(attacked, best, inputs, eps=eps, norm=norm, steps=steps, minimize=minimize)
     for restart in range(restarts):
         search.run(rivals, generator(seed, restart) if restart else None)
-    return found.result(calls)
+    return best.submit(attacked)
 
 
 def fab_targeted(
@@ -81,42 +83,45 @@ def fab_targeted(
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """FAB across the boundary to each of the `targets` likeliest other classes in turn.
+    """Run FAB across the boundary to each of the likeliest other classes in turn.
 
-    Any wrong class is a success. If not given, the targets are nine, or all that there are.
+    Any wrong class is a success.
+
+    targets: the number of classes; nine, or all other classes if there are fewer, if it is None.
+    The other settings are those of `fab`.
     """
     check_numbers(targets=targets)
-    calls, found, logits = begin(
+    attacked, best, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, joint=joint, mask=mask
     )
-    search = _Search(calls, found, inputs, eps=eps, norm=norm, steps=steps, minimize=minimize)
-    for rank, classes in enumerate(likeliest(logits, found.labels, targets)):
+    search = _Search(attacked, best, inputs, eps=eps, norm=norm, steps=steps, minimize=minimize)
+    for rank, classes in enumerate(select_targets(logits, best.labels, targets)):
         for restart in range(restarts):
             search.run(classes[:, None], generator(seed, restart, rank) if restart else None)
-    return found.result(calls)
+    return best.submit(attacked)
 
 
 @dataclass
 class _Rows:
-    """The inputs of a run that are still searched for."""
+    """The inputs of a run that are still searched."""
 
     at: Tensor  # the input's index in the batch
     center: Tensor
     points: Tensor
     labels: Tensor
-    rivals: Tensor  # (n, k) the classes that a boundary is looked for to
+    rivals: Tensor  # candidate target classes, (n, k)
 
-    def keep(self, rows: Tensor) -> _Rows:
+    def select(self, rows: Tensor) -> _Rows:
         return _Rows(*(getattr(self, part.name)[rows] for part in fields(self)))
 
 
 class _Search:
-    """What the runs of an attack share: the nearest misclassified point that any of them met."""
+    """The runs of an attack, and the nearest misclassified point that any of them found."""
 
     def __init__(
         self,
-        calls: Calls,
-        found: Found,
+        attacked: AttackedModel,
+        best: BestPoints,
         inputs: Tensor,
         *,
         eps: float,
@@ -124,70 +129,71 @@ class _Search:
         steps: int,
         minimize: bool,
     ) -> None:
-        self.calls, self.found, self.inputs = calls, found, inputs.detach()
+        self.attacked, self.best, self.inputs = attacked, best, inputs.detach()
         self.eps, self.norm, self.steps = eps, norm, steps
-        self.leaves = not minimize and not found.joint
-        self.everyone = found.open()
-        self.moves = like(found.mask & ~found.broken, inputs)  # what is misclassified need not
+        self.leaves = not minimize and not best.joint
+        self.everyone = best.list_open()
+        self.moves = unsqueeze_like(best.mask & ~best.broken, inputs)  # others are misclassified already
         self.nearest = self.inputs.clone()
-        self.distances = torch.full_like(found.values, torch.inf).to(inputs)
+        self.distances = torch.full_like(best.values, torch.inf).to(inputs)
 
     def run(self, rivals: Tensor, random: torch.Generator | None) -> None:
-        """Walk from the inputs, or from random points about them; submit what is known then."""
-        at = self.found.open() if self.leaves else self.everyone
+        """Walk from the inputs, or from random points around them, and submit the points found."""
+        at = self.best.list_open() if self.leaves else self.everyone
         if not len(at):
             return
-        points = self.inputs if random is None else self._around(random)
+        points = self.inputs if random is None else self._draw_start(random)
         points = torch.where(self.moves, points, self.inputs)
-        rows = _Rows(at, self.inputs[at], points[at], self.found.labels[at], rivals[at])
+        rows = _Rows(at, self.inputs[at], points[at], self.best.labels[at], rivals[at])
         rows = self._walk(rows)
         points = points.index_copy(0, rows.at, rows.points)
         self._submit(at, points[at])
 
-    def _around(self, random: torch.Generator) -> Tensor:
-        """Random points at half of eps, or of the least distance known."""
-        noise = random_in_ball(self.inputs.shape, self.norm, random).to(self.inputs)
-        radius = like(self.distances.clamp(max=self.eps) / 2, noise)
+    def _draw_start(self, random: torch.Generator) -> Tensor:
+        """Draw points at half of eps, or at half of the smallest known distance."""
+        noise = sample_in_ball(self.inputs.shape, self.norm, random).to(self.inputs)
+        radius = unsqueeze_like(self.distances.clamp(max=self.eps) / 2, noise)
         return (self.inputs + radius * noise / lengths(noise, self.norm).clamp(min=1e-12)).clamp(0, 1)
 
     def _walk(self, rows: _Rows) -> _Rows:
-        """All steps; who is left at the end, and where.
+        """Take all steps. Return the rows that are left at the end.
 
-        What tells whether a point is misclassified leads to its next gradient too, unless it goes back.
-        Where inputs do not depend on one another, that saves a forward while few of them go back (to
-        have two backwards for these costs more than it saves).
+        The forward pass that tells whether a point is misclassified also serves its next gradient,
+        unless the point moves back. That saves a forward pass while few points move back; the points
+        that do need a second set of backward passes. In a joint batch all points are asked anew.
         """
-        look, few, back = None, not self.found.joint, torch.ones_like(rows.at, dtype=torch.bool)
+        linear, few, back = None, not self.best.joint, torch.ones_like(rows.at, dtype=torch.bool)
         for _ in range(self.steps):
-            rows.points = _crossed(rows, self._plane(rows, look, back), self.norm)
-            if self.found.joint:
+            rows.points = _cross(rows, self._find_boundary(rows, linear, back), self.norm)
+            if self.best.joint:
                 rows.points = torch.where(self.moves, rows.points, self.inputs)
-            look = Look.at(rows.points, self.calls) if few else None
-            logits = look.logits.detach() if look else self.calls.logits(rows.points)
+            linear = Linearization.at(rows.points, self.attacked) if few else None
+            logits = linear.logits.detach() if linear else self.attacked.predict(rows.points)
             back = logits.argmax(1) != rows.labels
-            stays = self._note(rows.at, rows.center, rows.points, back)
-            keep = torch.where(back, BACK, 1.0).to(rows.points)
-            rows.points = torch.lerp(rows.center, rows.points, like(keep, rows.points))
+            stays = self._record(rows.at, rows.center, rows.points, back)
+            share = torch.where(back, BACK, 1.0).to(rows.points)
+            rows.points = torch.lerp(rows.center, rows.points, unsqueeze_like(share, rows.points))
             if not stays.all():
-                rows, back, look = rows.keep(stays), back[stays], look and look.keep(stays)
+                rows, back, linear = rows.select(stays), back[stays], linear and linear.select(stays)
             if not len(rows.at):
                 break
-            backwards = rows.rivals.shape[1]  # each about as long as two forwards
-            few = not self.found.joint and int(back.sum()) * (1 + 2 * backwards) < len(back)
-            look = look if few else None
+            backwards = rows.rivals.shape[1]  # each takes about as long as two forward passes
+            few = not self.best.joint and int(back.sum()) * (1 + 2 * backwards) < len(back)
+            linear = linear if few else None
         return rows
 
-    def _plane(self, rows: _Rows, look: Look | None, back: Tensor) -> Plane:
-        """The nearest boundary of each, from the `look` at those that did not go back since."""
-        if look is None:
-            return Look.at(rows.points, self.calls).plane(rows.labels, rows.rivals, self.norm)
-        plane = look.plane(rows.labels, rows.rivals, self.norm)
+    def _find_boundary(self, rows: _Rows, linear: Linearization | None, back: Tensor) -> Hyperplane:
+        """Return each row's nearest boundary. `linear` is valid for the rows that did not move back."""
+        if linear is None:
+            linear = Linearization.at(rows.points, self.attacked)
+            return linear.find_boundary(rows.labels, rows.rivals, self.norm)
+        plane = linear.find_boundary(rows.labels, rows.rivals, self.norm)
         if back.any():
-            plane.gaps[back], plane.normals[back] = self._plane(rows.keep(back), None, back)
+            plane.gaps[back], plane.normals[back] = self._find_boundary(rows.select(back), None, back)
         return plane
 
-    def _note(self, at: Tensor, center: Tensor, points: Tensor, wrong: Tensor) -> Tensor:
-        """Keep misclassified points that are nearer than any before; returns who stays in the search."""
+    def _record(self, at: Tensor, center: Tensor, points: Tensor, wrong: Tensor) -> Tensor:
+        """Remember misclassified points that are nearer than before. Return which inputs stay."""
         distances = lengths(points - center, self.norm).flatten()
         nearer = wrong & (distances < self.distances[at])
         self.nearest[at[nearer]] = points[nearer]
@@ -195,39 +201,168 @@ class _Search:
         return ~(wrong & (distances <= self.eps)) if self.leaves else torch.ones_like(wrong)
 
     def _submit(self, at: Tensor, ends: Tensor) -> None:
-        """Ask for what is known, as one batch.
+        """Submit the nearest points as one batch.
 
-        In a joint batch, what has only just crossed a boundary hardly stays across it once the others
-        are elsewhere. So all that is known is submitted at full length too.
+        In a joint batch, a point that has just crossed a boundary rarely stays across it once the other
+        points move. So a joint batch is also submitted with all points on the surface of the ball.
         """
         least = torch.finfo(torch.float32).min
-        for full in (False, True) if self.found.joint else (False,):
-            points = self._in_ball(at, ends, full=full)
-            wrong = self.calls.logits(points).argmax(1) != self.found.labels[at]
-            self._note(at, self.inputs[at], points, wrong)
-            distances = self.distances[at].clamp(min=self.eps if full else 0)
-            self.found.keep(at, points, (-distances).float().clamp(min=least), wrong)
+        for at_surface in (False, True) if self.best.joint else (False,):
+            points = self._move_into_ball(at, ends, at_surface=at_surface)
+            wrong = self.attacked.predict(points).argmax(1) != self.best.labels[at]
+            self._record(at, self.inputs[at], points, wrong)
+            distances = self.distances[at].clamp(min=self.eps if at_surface else 0)
+            self.best.record(at, points, (-distances).float().clamp(min=least), wrong)
 
-    def _in_ball(self, at: Tensor, ends: Tensor, *, full: bool) -> Tensor:
-        """The nearest points known, those beyond the ball (or all: `full`) drawn to its surface.
+    def _move_into_ball(self, at: Tensor, ends: Tensor, *, at_surface: bool) -> Tensor:
+        """Return the nearest points; move those outside the ball, or all (`at_surface`), to its surface.
 
-        In place of a point that was never misclassified goes the one nearest to where its walk ended.
+        Where no point was misclassified, use the projection of the point at which the walk ended.
         """
         center, nearest, distances = self.inputs[at], self.nearest[at], self.distances[at]
         share = self.eps / distances.clamp(min=1e-12)
-        drawn = torch.lerp(center, nearest, like(share, center))
-        drawn = torch.where(like(distances.isinf(), center), ends, drawn)
-        drawn = project(drawn, center, eps=self.eps, norm=self.norm)
-        return torch.where(like((distances <= self.eps) & (not full), center), nearest, drawn)
+        moved = torch.lerp(center, nearest, unsqueeze_like(share, center))
+        moved = torch.where(unsqueeze_like(distances.isinf(), center), ends, moved)
+        moved = project(moved, center, eps=self.eps, norm=self.norm)
+        stays = (distances <= self.eps) & (not at_surface)
+        return torch.where(unsqueeze_like(stays, center), nearest, moved)
 
 
-def _crossed(rows: _Rows, plane: Plane, norm: str) -> Tensor:
-    """A step across the boundary, drawn towards the input's own nearest point of it."""
+class Hyperplane(NamedTuple):
+    """The boundary of the linearized model between two classes, as seen from each point."""
+
+    gaps: Tensor  # the other class's logit minus the label's
+    normals: Tensor  # the gradient of the gap
+
+
+@dataclass
+class Linearization:
+    """The logits of points, with the graph that leads to their gradients."""
+
+    attacked: AttackedModel
+    points: Tensor
+    logits: Tensor
+    rows: Tensor  # the indices of the points that the logits belong to
+
+    @classmethod
+    def at(cls, points: Tensor, attacked: AttackedModel) -> Linearization:
+        points = points.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = attacked.check(attacked.model(points), points)
+        return cls(attacked, points, logits, torch.arange(len(points), device=points.device))
+
+    def select(self, rows: Tensor) -> Linearization:
+        with torch.enable_grad():
+            return Linearization(self.attacked, self.points, self.logits[rows], self.rows[rows])
+
+    def find_boundary(self, labels: Tensor, rivals: Tensor, norm: str) -> Hyperplane:
+        """Return the nearest of the boundaries between each label and its rivals."""
+        with torch.enable_grad():
+            gaps = self.logits.gather(1, rivals) - self.logits.gather(1, labels[:, None])
+            return reduce(partial(_choose_nearer, norm), self._list_boundaries(gaps))
+
+    def _list_boundaries(self, gaps: Tensor) -> Iterator[Hyperplane]:
+        """Yield one boundary after the other: the gradients of all at once may not fit into memory."""
+        mask = self.attacked.mask
+        for number, gap in enumerate(gaps.unbind(1), 1):
+            total = (gap if mask is None else gap[mask]).sum()
+            yield Hyperplane(
+                gap.detach().clone(), self.compute_gradient(total, last=number == gaps.shape[1])
+            )
+
+    def compute_gradient(self, total: Tensor, *, last: bool) -> Tensor:
+        self.attacked.gradients += len(self.points)
+        gradient = compute_gradient(total, self.points, keep_graph=not last)
+        return gradient if len(self.rows) == len(gradient) else gradient[self.rows]
+
+
+def _choose_nearer(norm: str, one: Hyperplane, other: Hyperplane) -> Hyperplane:
+    distance, further = (
+        plane.gaps.abs() / lengths(plane.normals, DUAL[norm]).flatten().clamp(min=1e-12)
+        for plane in (other, one)
+    )
+    nearer = distance < further
+    return Hyperplane(
+        torch.where(nearer, other.gaps, one.gaps),
+        torch.where(unsqueeze_like(nearer, one.normals), other.normals, one.normals),
+    )
+
+
+def _cross(rows: _Rows, plane: Hyperplane, norm: str) -> Tensor:
+    """Step across the boundary, biased towards the point of the boundary nearest to the input."""
     both = torch.stack([rows.points, rows.center])
     beyond = plane.gaps + ((rows.center - rows.points) * plane.normals).flatten(1).sum(1)
-    moves = to_hyperplane(
+    moves = find_move(
         both.flatten(2), plane.normals.flatten(1), torch.stack([plane.gaps, beyond]), norm
     ).view_as(both)
     here, there = (lengths(move, norm).clamp(min=1e-8) for move in moves)
     point, center = both.add_(moves, alpha=OVERSHOOT)
     return torch.lerp(point, center, (here / (here + there)).clamp(max=ALPHA)).clamp_(0, 1)
+
+
+def find_move(points: Tensor, normals: Tensor, excess: Tensor, norm: str) -> Tensor:
+    """Return the shortest move of each point, within [0, 1], to the hyperplane `normals . point = b`.
+
+    If the hyperplane cannot be reached within [0, 1], move as far towards it as possible. Values whose
+    normal is zero do not move.
+
+    points: (K, N, d), K points for each of the N normals. normals: (N, d).
+    excess: (K, N), `normals . point - b`.
+
+    >>> points, normals = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[1.0, -2.0]])
+    >>> find_move(points, normals, torch.tensor([[0.3]]), "linf")
+    tensor([[[-0.1000,  0.1000]]])
+    """
+    sizes = normals.abs()
+    # Scale by the largest value, so that gradients of any magnitude can be handled.
+    scale = sizes.amax(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
+    sizes, need = sizes / scale, excess[..., None].abs() / scale
+    direction = normals.sign() * -excess[..., None].sign()
+    room = torch.addcmul(direction.relu(), direction, points, value=-1)
+    if norm == "l1":
+        return direction * _fill_largest(sizes, room, need)
+    if norm == "linf":
+        return direction * _fill_evenly(sizes, room, need)
+    limits = room / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
+    return direction * sizes * _fill_evenly(sizes.square(), limits, need)
+
+
+def _fill_evenly(weights: Tensor, limits: Tensor, need: Tensor) -> Tensor:
+    """Return min(level, limits) for the level at which its weighted sum is the need.
+
+    The sum is concave and piecewise linear in the level. So Newton's method approaches from below and
+    ends when it reaches the right piece.
+    """
+    tolerance = 8 * torch.finfo(need.dtype).eps * need
+    level = need / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(need.dtype).tiny)
+    moves, work = torch.empty_like(limits), torch.empty_like(limits)
+    for _ in range(NEWTON_STEPS):
+        torch.minimum(limits, level, out=moves)
+        missing = need - torch.mul(moves, weights, out=work).sum(-1, keepdim=True)
+        short = missing > tolerance
+        if not short.any():
+            return moves
+        slope = torch.gt(limits, level, out=work).mul_(weights).sum(-1, keepdim=True)
+        # If the slope is zero, the level becomes infinite: all of the room is used.
+        higher = torch.where(short, level + missing / slope, level)
+        if torch.equal(higher, level):
+            return moves
+        level = higher
+    return torch.minimum(limits, level, out=moves)
+
+
+def _fill_largest(weights: Tensor, room: Tensor, need: Tensor) -> Tensor:
+    """Use the room of the largest weights first, until the weighted sum is the need."""
+    d = room.shape[-1]
+    count, is_reachable = min(LARGEST, d), (weights * room).sum(-1, keepdim=True) > need
+    while True:
+        largest, order = weights.topk(count)
+        order = order.expand(*room.shape[:-1], count)
+        space = room.gather(-1, order)
+        used = (largest * space).cumsum(-1)
+        if count == d or not (is_reachable & (used[..., -1:] < need)).any():
+            break
+        count = min(8 * count, d)
+    left = (need - used + largest * space).clamp(min=0)
+    moves = torch.minimum(left / largest.clamp(min=torch.finfo(left.dtype).tiny), space)
+    return torch.where(is_reachable, torch.zeros_like(room).scatter(-1, order, moves), room)

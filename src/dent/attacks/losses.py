@@ -1,4 +1,4 @@
-"""What attacks increase: one value per input."""
+"""The losses that attacks increase: one value per input."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from torch import Tensor
 
 from dent.names import lookup
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-# Of the indices of inputs in their batch, and their logits.
-LossAt = Callable[[Tensor, Tensor], Tensor]
+# (at, logits) -> (n,): `at` are the indices in the batch of the inputs that the logits belong to.
+IndexedLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log p(label), (N,)."""
+    """Return -log p(label), (N,)."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """The best other logit less the label's, (N,): positive where the input is misclassified.
+    """Return the best other logit minus the label's, (N,). It is positive for misclassified inputs.
 
     >>> margin(torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([0])).item()
     -1.0
     """
     others = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
-    return others - _of(logits, labels)
+    return others - _gather(logits, labels)
 
 
 def dlr(logits: Tensor, labels: Tensor) -> Tensor:
-    """The margin over the distance between the first and the third logit (Croce and Hein, 2020).
+    """Return the margin divided by the gap between the first and third logit (Croce and Hein, 2020).
 
-    It does not change with the scale of the logits. With two classes nothing but the margin itself is
-    left to divide by, and the quotient would be constant: there it is the margin.
+    It does not depend on the scale of the logits. With two classes there is no third logit, and dividing
+    by the margin itself would give a constant: there it is the margin.
 
     >>> dlr(torch.tensor([[3.0, 1.0, 2.0], [30.0, 10.0, 20.0]]), torch.tensor([0, 0]))
     tensor([-0.5000, -0.5000])
@@ -46,11 +45,12 @@ def dlr(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def targeted_dlr(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-    """The target's logit less the label's, over the distance of the first from the third and fourth.
+    """Return the target's logit minus the label's, divided by the gap from the first logit to the mean
+    of the third and fourth.
 
-    With three classes there is no fourth, and the third stands for both; with two, nothing is divided.
+    With three classes the third logit stands for both. With two classes nothing is divided.
     """
-    difference = _of(logits, targets) - _of(logits, labels)
+    difference = _gather(logits, targets) - _gather(logits, labels)
     if logits.shape[1] < 3:
         return difference
     ranked = logits.sort(1, descending=True).values
@@ -58,17 +58,21 @@ def targeted_dlr(logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     return difference / (ranked[:, 0] - low + 1e-12)
 
 
-def _of(logits: Tensor, classes: Tensor) -> Tensor:
+def _gather(logits: Tensor, classes: Tensor) -> Tensor:
     return logits.gather(1, classes[:, None]).squeeze(1)
 
 
-LOSSES: dict[str, Loss] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ce": cross_entropy,
+    "margin": margin,
+    "dlr": dlr,
+}
 
 
-def loss_of(name: str, labels: Tensor, towards: Tensor | None = None) -> LossAt:
-    """The loss by its name: away from the labels, or towards other classes.
+def make_loss(name: str, labels: Tensor, towards: Tensor | None = None) -> IndexedLoss:
+    """Return the loss of that name, away from the labels or towards other classes.
 
-    Towards a class, `dlr` is the targeted one, and the others are those of the class, negative.
+    Towards a class, `dlr` is the targeted DLR loss and the others are the negative loss of that class.
     """
     loss, labels = lookup("loss", name, LOSSES), labels.long()
     if towards is None:

@@ -8,11 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dent.attacks.calls import Model, View
-from dent.attacks.found import begin
-from dent.attacks.losses import loss_of
-from dent.attacks.norms import like, project, random_in_ball, steepest
-from dent.attacks.result import AttackResult
+from dent.attacks.losses import make_loss
+from dent.attacks.norms import project, sample_in_ball, steepest_direction, unsqueeze_like
+from dent.attacks.search import AttackResult, Model, View, begin
 from dent.seeds import generator
 
 
@@ -35,11 +33,14 @@ def pgd(
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Ascend the loss by steps of `step_size` (2.5 eps / steps), projected into the ball and [0, 1].
+    """Increase the loss by steps of `step_size`, projected into the ball and [0, 1].
 
-    FGSM is `steps=1, step_size=eps, start="input"`. Each input keeps the first point that broke it, or
-    the one of highest loss; the success is that of `inputs`, re-scored as one batch. The other settings
-    are those of `apgd`.
+    Each input ends at the first point that broke it, or else at its point of highest loss. FGSM is
+    `steps=1, step_size=eps, start="input"`.
+
+    step_size: 2.5 eps / steps if it is None.
+    start: "random", a uniform point of the ball, or "input".
+    The other settings are those of `apgd`.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     >>> inputs, labels = torch.full((2, 1, 2, 2), 0.5), model(torch.full((2, 1, 2, 2), 0.5)).argmax(1)
@@ -49,31 +50,31 @@ def pgd(
     """
     if start not in ("random", "input"):
         raise ValueError(f"expected start 'random' or 'input', got {start!r}")
-    value = loss_of(loss, labels, towards)
-    calls, found, _ = begin(
+    loss_at = make_loss(loss, labels, towards)
+    attacked, best, _ = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, step_size=step_size,
         restarts=restarts, towards=towards, draws=draws, through=through, joint=joint, mask=mask,
     )  # fmt: skip
     inputs = inputs.detach()
     step_size = 2.5 * eps / max(steps, 1) if step_size is None else step_size
     for restart in range(restarts):
-        at, points = found.open(), inputs
+        at, points = best.list_open(), inputs
         if start == "random":
-            noise = random_in_ball(inputs.shape, norm, generator(seed, restart)).to(inputs)
+            noise = sample_in_ball(inputs.shape, norm, generator(seed, restart)).to(inputs)
             points = (points + eps * noise).clamp(0, 1)
         points = points[at]
         for step in range(steps + 1):
             if not len(at):
                 break
-            points = torch.where(like(found.mask[at], points), points, inputs[at])
+            points = torch.where(unsqueeze_like(best.mask[at], points), points, inputs[at])
             if step == steps:
-                found.update(at, points, calls.value(points, partial(value, at)))
+                best.update(at, points, attacked.evaluate(points, partial(loss_at, at)))
                 break
-            answer = calls.ascent(points, partial(value, at))
-            stays = found.update(at, points, answer)
+            answer = attacked.differentiate(points, partial(loss_at, at))
+            stays = best.update(at, points, answer)
             at, points, gradient = at[stays], points[stays], answer.gradient[stays]
-            points = stepped(points, gradient, inputs[at], eps=eps, norm=norm, step_size=step_size)
-    return found.result(calls)
+            points = take_step(points, gradient, inputs[at], eps=eps, norm=norm, step_size=step_size)
+    return best.submit(attacked)
 
 
 def ascend(
@@ -86,18 +87,18 @@ def ascend(
     steps: int,
     step_size: float,
 ) -> Tensor:
-    """`steps` projected steps up the objective (points to a scalar), from `points`, around `inputs`."""
+    """Increase an objective (a scalar of the points) by `steps` projected steps from `points`."""
     inputs = inputs.detach()
     for _ in range(steps):
         points = points.detach().requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(objective(points), points)
-        points = stepped(points.detach(), gradient, inputs, eps=eps, norm=norm, step_size=step_size)
+        points = take_step(points.detach(), gradient, inputs, eps=eps, norm=norm, step_size=step_size)
     return points.detach()
 
 
-def stepped(
+def take_step(
     points: Tensor, gradient: Tensor, inputs: Tensor, *, eps: float, norm: str, step_size: float
 ) -> Tensor:
-    """The points after one step up the gradient, projected."""
-    return project(points + step_size * steepest(gradient, norm), inputs, eps=eps, norm=norm)
+    """Move the points one step up the gradient and project them."""
+    return project(points + step_size * steepest_direction(gradient, norm), inputs, eps=eps, norm=norm)

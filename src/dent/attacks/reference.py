@@ -1,4 +1,4 @@
-"""The reference AutoAttack behind our call: `pyautoattack`, the authors' code, as the paper used it."""
+"""The reference AutoAttack behind our call: `pyautoattack`, the authors' code that the paper used."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dent.attacks.calls import Model, succeeds
-from dent.attacks.result import Finding, SuiteResult
+from dent.attacks.search import AttackResult, Model, is_broken
 
-THEIRS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+NORM_NAMES = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 
 
 def run_reference(
@@ -27,39 +26,38 @@ def run_reference(
     queries: int,
     batch_size: int,
     seed: int,
-    findings: tuple[Finding, ...],
-) -> SuiteResult:
-    """What its own evaluation says and returns.
+) -> tuple[AttackResult, Tensor]:
+    """Return the points that the reference returns, scored by the model, and its own verdict (N,).
 
-    `broken` is its verdict, on batches of its making. `success` is that of submitting what it returns in
-    batches of `batch_size`, in which every input that it did not break is the natural one. It does not
-    tell which attack broke what.
+    The verdict (True: broken) is that of batches which the reference makes itself. The score is that of
+    its points in batches of `batch_size`, in which the inputs that it did not break are natural. The
+    reference does not tell which attack broke which input.
     """
-    counted, labels = _Counted(model), labels.long()
-    reference = find_reference()(
-        counted, norm=THEIRS[norm], eps=eps, version=version, seed=seed, device=inputs.device
+    counting, labels = _CountingModel(model), labels.long()
+    reference = import_reference()(
+        counting, norm=NORM_NAMES[norm], eps=eps, version=version, seed=seed, device=inputs.device
     )
     if attacks is not None:
         reference.attacks_to_run = list(attacks)
     _set_budget(reference, steps=steps, queries=queries)
     with torch.no_grad():
-        others = counted(inputs[:batch_size]).shape[1] - 1
+        others = counting(inputs[:batch_size]).shape[1] - 1
     for attack in (reference.apgd_targeted, reference.fab):
         attack.n_target_classes = min(attack.n_target_classes, others)
-    # It views gradients as rows, which inputs in channels last do not allow.
+    # The reference views gradients as rows, which is impossible for inputs in channels last.
     points, answers = reference.run_standard_evaluation(
         inputs.detach().contiguous(), labels, batch_size=batch_size
     )
     with torch.no_grad():
-        logits = torch.cat([counted(part) for part in points.split(batch_size)])
-    return SuiteResult(
-        points, succeeds(logits, labels), logits, counted.queries, counted.gradients,
-        broken=answers != labels, attacks={}, findings=findings,
-    )  # fmt: skip
+        logits = torch.cat([counting(part) for part in points.split(batch_size)])
+    result = AttackResult(
+        points, is_broken(logits, labels), logits, counting.queries, counting.gradients
+    )
+    return result, answers != labels
 
 
-def find_reference() -> Any:
-    """The class of `pyautoattack`; its absence is an error that says what to install."""
+def import_reference() -> Any:
+    """Return the class of `pyautoattack`, or raise ImportError with the extra to install."""
     try:
         from pyautoattack import AutoAttack
     except ImportError as error:
@@ -67,8 +65,8 @@ def find_reference() -> Any:
     return AutoAttack
 
 
-class _Counted:
-    """A model that counts what it is asked."""
+class _CountingModel:
+    """A model that counts its forward and backward passes, in inputs."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -82,7 +80,7 @@ class _Counted:
 
 
 def _set_budget(reference: Any, *, steps: int, queries: int) -> None:
-    """What its constructor derives from 100 steps and 5,000 queries, for other numbers."""
+    """Set the values that its constructor derives from 100 steps and 5,000 queries."""
     reference.square.n_queries, reference.fab.n_iter = queries, steps
     for attack in (reference.apgd, reference.apgd_targeted):
         attack.n_iter = attack.n_iter_orig = steps

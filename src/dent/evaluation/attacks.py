@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dent.attacks import AttackResult, adaptive, pgd
 from dent.attacks.autoattack import ATTACKS as SUITE_ATTACKS
-from dent.attacks.folded import folded
+from dent.attacks.fused import fuse_batch_norm
 from dent.defense import Dent
 from dent.evaluation import forwards
 from dent.evaluation.forwards import Forwards
@@ -64,7 +64,7 @@ def _direct(
     joint = not subject.independent
     # What is searched on a faster copy is scored on the model itself, as all attacks are.
     alone = subject.model is subject.static and not joint
-    model = folded(subject.model, inputs) if alone else subject.model
+    model = fuse_batch_norm(subject.model, inputs) if alone else subject.model
     if "targets" in settings:
         with torch.no_grad():
             others = subject.static(inputs).shape[1] - 1
@@ -75,7 +75,7 @@ def _direct(
 def _offline(
     attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any
 ) -> AttackResult:
-    static = folded(subject.static, inputs)
+    static = fuse_batch_norm(subject.static, inputs)
     return attack(subject.model, static, inputs, labels, **settings)
 
 

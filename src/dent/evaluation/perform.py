@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dent.attacks import AttackResult, autoattack
 from dent.attacks.adaptive import PartResult
-from dent.attacks.autoattack import known_findings
-from dent.attacks.checks import check_answer
+from dent.attacks.checks import check_logits
+from dent.attacks.findings import inspect_model
 from dent.attacks.norms import lengths
 from dent.evaluation.attacks import Subject, attack_named
 from dent.evaluation.battle import record_battle
@@ -120,7 +120,7 @@ def attacked(
         return result, ~result.success
     with torch.no_grad():
         logits = subject.model(result.inputs)
-    check_answer(logits, inputs, first=False)  # NaN is no answer, though it has a largest
+    check_logits(logits, inputs)  # NaN is no answer, though it has a largest
     return result, logits.argmax(1).eq(labels)
 
 
@@ -204,5 +204,5 @@ def _battle(
 def _about(subject: Subject, inputs: Tensor, labels: Tensor) -> tuple[Outcome, dict[str, float]]:
     few, classes = inputs[:FEW], labels[:FEW]
     figures, took = measure_cost(subject.model, subject.static, few, rounds=ROUNDS)
-    found = known_findings(subject.model, few, classes)
+    found = inspect_model(subject.model, few, classes)
     return Outcome(figures=figures, findings=tuple(asdict(finding) for finding in found)), took

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dent.attacks.autoattack import VERSIONS
-from dent.attacks.checks import check_answer, check_labels
-from dent.attacks.reference import find_reference
+from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
+from dent.attacks.reference import import_reference
 from dent.defense.settings import Settings
 from dent.defense.text import parse_settings
 from dent.evaluation.attacks import attack_named
@@ -139,13 +139,14 @@ def make_plan(sources: Sources) -> Plan:
     inputs, _ = sources.read(batches[0][:2])
     everyone = sources.dataset().labels
     if evaluation.with_protocol:
-        find_reference()
+        import_reference()
     for cell in evaluation.cells():
         subject = sources.subject(cell)
         try:
             with torch.no_grad():
                 logits = subject.model(inputs)
-            check_answer(logits, inputs, first=True)
+            check_logits(logits, inputs)
+            refuse_probabilities(subject.model, inputs, logits)
             check_labels(everyone, logits.shape[1])
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from dent.attacks.adaptive.denying import OFFLINE
-from dent.attacks.autoattack import suite as version
+from dent.attacks.adaptive.transfer import OFFLINE
+from dent.attacks.autoattack import select_attacks
 from dent.attacks.losses import LOSSES
 from dent.defense.settings import Settings
 from dent.evaluation.attacks import attack_named
@@ -162,8 +162,8 @@ def suite_attacks(name: str, norm: str) -> Suite:
     if name == "adaptive":
         return ADAPTIVE
     if name == "full":
-        return version("standard", norm) | ADAPTIVE
-    return dict(version(name, norm))
+        return select_attacks("standard", norm) | ADAPTIVE
+    return select_attacks(name, norm)
 
 
 def attacks_on(

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dent.attacks.findings import square_is_stronger
-from dent.attacks.result import Finding
+from dent.attacks.findings import Finding, detect_stronger_square
 from dent.evaluation.paired import paired
 from dent.evaluation.results import CellResult, Results, Score
 from dent.evaluation.tally import Bits, Tally, score_of
@@ -147,7 +146,7 @@ def _square(tally: Tally, where: Bits) -> Finding | None:
         return None  # those after it had no chance at what it broke
     natural = tally.correct.get(NATURAL, tally.all_points)
     broken = {name: torch.from_numpy((tally.broken(name) & natural)[where]) for name in names}
-    return square_is_stronger(broken)
+    return detect_stronger_square(broken)
 
 
 def _adaptive(tally: Tally, gained: Bits, where: Bits) -> Finding | None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dent.attacks.norms import random_in_ball
+from dent.attacks.norms import sample_in_ball
 from dent.attacks.pgd import ascend
 from dent.training.recipe import Recipe
 
@@ -84,4 +84,4 @@ def start_offsets(shape: torch.Size, *, recipe: Recipe, generator: torch.Generat
     """
     if recipe.method == "trades":
         return 0.001 * torch.randn(shape, generator=generator)
-    return recipe.eps * random_in_ball(shape, recipe.norm, generator)
+    return recipe.eps * sample_in_ball(shape, recipe.norm, generator)

@@ -1,29 +1,34 @@
-"""Attacks made for defenses that adapt: each says which view of the defense, or of the batch, it takes.
+"""Attacks for defenses that adapt.
 
-They know of a defense what `DynamicDefense` says, `adapt` and `predict`; any that has these will do.
+They need `adapt` and `predict` of a defense, as in `DynamicDefense`; any defense that has both will do.
 """
 
 from __future__ import annotations
 
-from dent.attacks.adaptive.averaged import Averaged, averaged
-from dent.attacks.adaptive.climb import Itself
-from dent.attacks.adaptive.confidence import high_confidence
-from dent.attacks.adaptive.denying import OFFLINE, denying_updates, offline
 from dent.attacks.adaptive.gmsa import fpa, gmsa, gmsa_avg, gmsa_min
-from dent.attacks.adaptive.lazy import Lazy, lazy
 from dent.attacks.adaptive.mixing import draw_companions, draw_mask, mixing, one_among
 from dent.attacks.adaptive.order import sort_by_label, sorted_batches
 from dent.attacks.adaptive.poisoning import poisoning
-from dent.attacks.adaptive.protocol import DynamicDefense
-from dent.attacks.adaptive.short import Short, short
 from dent.attacks.adaptive.submission import PartResult
-from dent.attacks.adaptive.unrolled import Unrolled, unrolled
+from dent.attacks.adaptive.transfer import OFFLINE, denying_updates, high_confidence, offline
+from dent.attacks.adaptive.views import (
+    Averaged,
+    Direct,
+    DynamicDefense,
+    Lazy,
+    Short,
+    Unrolled,
+    averaged,
+    lazy,
+    short,
+    unrolled,
+)
 
 __all__ = [
     "OFFLINE",
     "Averaged",
+    "Direct",
     "DynamicDefense",
-    "Itself",
     "Lazy",
     "PartResult",
     "Short",

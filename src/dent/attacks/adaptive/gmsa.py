@@ -1,4 +1,4 @@
-"""FPA and GMSA (Chen et al., 2022): rounds of attack and adaptation, as a game."""
+"""FPA and GMSA (Chen et al., 2022): rounds of attack and adaptation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.protocol import DynamicDefense, State
-from dent.attacks.adaptive.submission import strongest, submitted
-from dent.attacks.apgd import likeliest, search
-from dent.attacks.calls import Calls, Loss
+from dent.attacks.adaptive.submission import pick_strongest, submit
+from dent.attacks.adaptive.views import DynamicDefense, State
+from dent.attacks.apgd import run_apgd, select_targets
 from dent.attacks.checks import check_attack, check_numbers
-from dent.attacks.found import Found
-from dent.attacks.losses import loss_of
-from dent.attacks.result import AttackResult
+from dent.attacks.losses import make_loss
+from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Loss
 from dent.names import lookup
 from dent.seeds import generator
 
@@ -30,7 +28,7 @@ def fpa(
     norm: str = "linf",
     **settings: Any,
 ) -> AttackResult:
-    """Fixed point attack: climb the model as adapted to the last round's points; as `gmsa`."""
+    """Attack the model as adapted to the last round's points (fixed point attack); see `gmsa`."""
     return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="last", **settings)
 
 
@@ -43,7 +41,7 @@ def gmsa_avg(
     norm: str = "linf",
     **settings: Any,
 ) -> AttackResult:
-    """Climb the average loss over the static model and all adapted so far; as `gmsa`."""
+    """Increase the average loss over the static and all adapted models so far; see `gmsa`."""
     return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="average", **settings)
 
 
@@ -56,7 +54,7 @@ def gmsa_min(
     norm: str = "linf",
     **settings: Any,
 ) -> AttackResult:
-    """Climb each input's lowest loss over the static model and all adapted so far; as `gmsa`."""
+    """Increase each input's lowest loss over the static and all adapted models so far; see `gmsa`."""
     return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="minimum", **settings)
 
 
@@ -76,47 +74,47 @@ def gmsa(
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Greedy model space attack: in each round, attack the models so far; what it leads to joins them.
+    """Attack a growing set of models (greedy model space attack).
 
-    The batch of a round is what has the highest loss on these models; it is submitted, and the defense
-    as adapted to it is the next model. Of all rounds, and of the natural inputs, the batch that breaks
-    most is kept whole. The authors attack by PGD with 5 restarts and 9 targets, we by APGD.
+    The first model is the static one. Each round finds the batch of highest loss on the models so far,
+    submits it, and adds the defense as adapted to it. The batch that breaks most, of all rounds and the
+    natural inputs, is returned whole. The authors use PGD with 5 restarts and 9 targets; we use APGD.
 
-    over: how the losses of the models become one, a name of `OVER`.
-    targets: how many of the likeliest other classes are targets of further runs in each round.
+    over: how the losses of the models are combined, a name of `OVER`.
+    targets: the number of likeliest other classes that each round also attacks towards.
     """
-    view = lookup("combination of models", over, OVER)
+    make_view = lookup("combination of models", over, OVER)
     check_numbers(targets=targets or None)
     check_attack(
         inputs, labels, eps=eps, norm=norm, mask=mask, rounds=rounds, steps=steps, restarts=restarts
     )
     inputs, labels = inputs.detach(), labels.long()
     everyone = torch.arange(len(labels), device=labels.device)
-    results = [submitted(defense, inputs, labels)]
-    towards = [None, *likeliest(results[0].logits, labels, targets)]
-    values = [loss_of(loss, labels, classes) for classes in towards]
+    results = [submit(defense, inputs, labels)]
+    towards = [None, *select_targets(results[0].logits, labels, targets)]
+    losses = [make_loss(loss, labels, classes) for classes in towards]
     states = [defense.adapt(inputs, steps=0, gradient="stale")]
     for number in range(rounds):
         if number > 0:
             states.append(defense.adapt(results[-1].inputs, gradient="stale"))
-        calls = Calls(defense, joint=True, mask=mask)
-        found = Found(inputs, labels, joint=True, mask=mask)
+        attacked = AttackedModel(defense, joint=True, mask=mask)
+        best = BestPoints(inputs, labels, joint=True, mask=mask)
         for restart in range(restarts):
-            for rank, value in enumerate(values):
-                models = view(defense, states, partial(value, everyone))
-                calls.through = models
+            for rank, loss_at in enumerate(losses):
+                view = make_view(defense, states, partial(loss_at, everyone))
+                attacked.through = view
                 random = generator(seed, number, restart, rank)
-                search(calls, found, inputs, value, eps=eps, norm=norm, steps=steps, random=random)
-                calls.queries += models.looks
-        results.append(calls.score(found.points, labels))
-    return strongest(results, mask)
+                run_apgd(attacked, best, inputs, loss_at, eps=eps, norm=norm, steps=steps, random=random)
+                attacked.queries += view.extra_queries
+        results.append(attacked.submit(best.points, labels))
+    return pick_strongest(results, mask)
 
 
 class Average(Generic[State]):
-    """All the models, one after the other: the gradients of their losses are averaged."""
+    """All models, one after the other: the gradients of their losses are averaged."""
 
     exact: bool = False
-    looks: int = 0
+    extra_queries: int = 0
 
     def __init__(self, defense: DynamicDefense[State], states: list[State], loss: Loss) -> None:
         self.defense = defense
@@ -130,9 +128,9 @@ class Average(Generic[State]):
 class Minimum(Generic[State]):
     """For each input, the model on which its loss is lowest.
 
-    The lowest are found without a gradient. Then each model that is the lowest of some inputs answers
-    with one, to these, and the answers to the others stand beside as constants: so all answers have the
-    lowest losses, together they have their gradient (to a factor), and no two graphs are alive at once.
+    The lowest models are found without a gradient. Then each of them answers with a gradient for its own
+    inputs, next to constant answers for the other inputs. So every answer has the lowest losses, their
+    gradients add up to the gradient of these losses (up to a factor), and only one graph is alive.
     """
 
     exact: bool = False
@@ -141,26 +139,26 @@ class Minimum(Generic[State]):
         self.defense = defense
         self.states = states
         self.loss = loss
-        self.looks = 0  # at inputs, without a gradient
+        self.extra_queries = 0  # inputs asked without a gradient
 
     def __call__(self, points: Tensor) -> Iterator[Tensor]:
         with torch.no_grad():
             answers = torch.stack([self.defense.predict(points, state) for state in self.states])
             lowest = torch.stack([self.loss(logits) for logits in answers]).argmin(0)
             logits = answers[lowest, torch.arange(len(points), device=points.device)]
-        self.looks += len(self.states) * len(points)
+        self.extra_queries += len(self.states) * len(points)
         for index in lowest.unique().tolist():
             answer = self.defense.predict(points, self.states[index])
             yield torch.where((lowest == index)[:, None], answer, logits)
 
 
-def _last(defense: DynamicDefense[State], states: list[State], loss: Loss) -> Average[State]:
+def _view_last(defense: DynamicDefense[State], states: list[State], loss: Loss) -> Average[State]:
     return Average(defense, states[-1:], loss)
 
 
-# How many models become one.
+# How the losses of several models are combined.
 OVER: dict[str, Callable[..., Average[Any] | Minimum[Any]]] = {
-    "last": _last,
+    "last": _view_last,
     "average": Average,
     "minimum": Minimum,
 }

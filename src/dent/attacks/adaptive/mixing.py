@@ -1,4 +1,4 @@
-"""Mixed batches (the paper's section 4.4): adversarial inputs in the company of natural ones."""
+"""Mixed batches (the paper's section 4.4): adversarial inputs among natural ones."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.climb import Itself, climb
-from dent.attacks.adaptive.protocol import GradientAttack, MakeView
-from dent.attacks.adaptive.submission import PartResult, joined, rows_of
+from dent.attacks.adaptive.submission import PartResult, join_rows, select_rows
+from dent.attacks.adaptive.views import Direct, GradientAttack, MakeView, climb
 from dent.attacks.apgd import apgd
-from dent.attacks.calls import Model
 from dent.attacks.checks import check_attack
-from dent.attacks.result import AttackResult
+from dent.attacks.search import AttackResult, Model
 from dent.seeds import generator
 
 
 def draw_mask(count: int, share: float, *, seed: int = 0) -> Tensor:
-    """Which of `count` inputs are the adversary's, (count,): a share of them, but one at least.
+    """Draw which of `count` inputs are the adversary's, (count,) bool: a share of them, at least one.
 
     >>> draw_mask(16, 0.25).sum().item(), draw_mask(16, 0.01).sum().item()
     (4, 1)
@@ -38,14 +36,14 @@ def mixing(
     eps: float,
     norm: str = "linf",
     attack: GradientAttack = apgd,
-    through: MakeView = Itself,
+    through: MakeView = Direct,
     seed: int = 0,
     **settings: Any,
 ) -> PartResult:
-    """Attack a share of the batch, drawn by the seed; the rest stays natural and does not count.
+    """Attack a share of the batch, drawn by the seed. The rest stays natural and does not count.
 
-    through: climb this view of the model, made anew from it; `Unrolled`, say.
-    settings: of the attack.
+    through: the kind of view whose gradient is followed, such as `Unrolled`.
+    attack: the gradient attack. settings: its other settings.
     """
     mask = draw_mask(len(inputs), share, seed=seed).to(inputs.device)
     result = climb(
@@ -65,16 +63,17 @@ def one_among(
     norm: str = "linf",
     companions: int = 15,
     attack: GradientAttack = apgd,
-    through: MakeView = Itself,
+    through: MakeView = Direct,
     seed: int = 0,
     **settings: Any,
 ) -> AttackResult:
-    """Attack every input in a batch of its own, the first among natural `companions`.
+    """Attack every input in a batch of its own, as the first among natural `companions`.
 
-    The result has a row for each input, as it was answered in its batch; `draw_companions` gives the
-    others of that batch. The settings are those of `mixing`.
+    The result has one row per input, with the answer in its batch. `draw_companions` returns the other
+    inputs of that batch.
 
-    pool: natural inputs that the companions are drawn from, the test set in the paper.
+    pool: natural inputs to draw the companions from; in the paper, the test set.
+    The other settings are those of `mixing`.
     """
     check_attack(inputs, labels, eps=eps, norm=norm)
     results = []
@@ -82,17 +81,17 @@ def one_among(
         others = draw_companions(image, pool, companions, seed=seed, index=index)
         batch = torch.cat([image[None], others])
         first = torch.arange(len(batch), device=batch.device) == 0
-        # The companions' labels are not known, and of no importance: their losses are not climbed.
+        # The companions' labels are unknown and do not matter: their losses are not increased.
         result = climb(
             attack, model, through(model), batch, label.expand(len(batch)),
             eps=eps, norm=norm, mask=first, seed=generator(seed, index).initial_seed(), **settings,
         )  # fmt: skip
-        results.append(rows_of(result, first))
-    return joined(results)
+        results.append(select_rows(result, first))
+    return join_rows(results)
 
 
 def draw_companions(image: Tensor, pool: Tensor, count: int, *, seed: int, index: int) -> Tensor:
-    """The natural inputs that come with input number `index`, (count, ...); never the input itself."""
+    """Draw the natural companions of input number `index`, (count, ...), never the input itself."""
     if pool.shape[1:] != image.shape:
         raise ValueError(f"expected a pool of inputs {tuple(image.shape)}, got {tuple(pool.shape[1:])}")
     others = (pool != image).flatten(1).any(1).nonzero().squeeze(1)

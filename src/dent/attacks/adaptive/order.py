@@ -1,4 +1,4 @@
-"""Batches sorted by label (REORDER of Chen et al., 2022): no diversity left to maximize."""
+"""Batches sorted by label (REORDER of Chen et al., 2022): they leave no diversity to maximize."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.protocol import GradientAttack
-from dent.attacks.adaptive.submission import joined, rows_of, submitted
-from dent.attacks.calls import Model
+from dent.attacks.adaptive.submission import join_rows, select_rows, submit
+from dent.attacks.adaptive.views import GradientAttack
 from dent.attacks.checks import check_attack, check_numbers
-from dent.attacks.result import AttackResult
+from dent.attacks.search import AttackResult, Model
 from dent.seeds import generator
 
 
 def sort_by_label(labels: Tensor, *, batch_size: int, window: int | None = None) -> Tensor:
-    """The permutation (N,) after which labels rise within each window of so many batches, or in all.
+    """Return the permutation (N,) that sorts the labels within each window of batches.
+
+    window: the number of batches that are sorted together (default: all).
 
     >>> labels = torch.tensor([2, 0, 1, 0, 2, 1])
     >>> labels[sort_by_label(labels, batch_size=2)]
@@ -43,10 +44,13 @@ def sorted_batches(
     seed: int = 0,
     **settings: Any,
 ) -> AttackResult:
-    """The inputs as natural ones or attacked, in batches sorted by label; in the order they came in.
+    """Submit the inputs, natural or attacked, in batches sorted by label.
 
-    attack: of each batch, with its settings; any of `(model, inputs, labels, *, mask, seed, ...)`.
-    window: the labels are sorted within so many batches, in all if not given.
+    The rows of the result are in the order of the inputs.
+
+    attack: the attack on each batch, a function of `(model, inputs, labels, *, mask, seed, ...)`; none
+    if it is None. settings: its other settings.
+    window: the number of batches that are sorted together; all if it is None.
     """
     check_attack(
         inputs, labels, eps=settings.get("eps", 0), norm=settings.get("norm", "linf"), mask=mask
@@ -55,9 +59,9 @@ def sorted_batches(
     results = []
     for number, at in enumerate(order.split(batch_size)):
         if attack is None:
-            results.append(submitted(model, inputs[at], labels[at]))
+            results.append(submit(model, inputs[at], labels[at]))
         else:
             own = generator(seed, number).initial_seed()
             part = None if mask is None else mask[at]
             results.append(attack(model, inputs[at], labels[at], mask=part, seed=own, **settings))
-    return rows_of(joined(results), order.argsort())
+    return select_rows(join_rows(results), order.argsort())

@@ -1,4 +1,4 @@
-"""DIA (Wu et al., 2023): members of a batch flip the predictions of others that are natural."""
+"""DIA (Wu et al., 2023): malicious members of a batch change the predictions of natural ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.protocol import MakeView
-from dent.attacks.adaptive.submission import PartResult, strongest, submitted
-from dent.attacks.adaptive.unrolled import Unrolled
-from dent.attacks.calls import Calls, Model, succeeds
+from dent.attacks.adaptive.submission import PartResult, pick_strongest, submit
+from dent.attacks.adaptive.views import MakeView, Unrolled
 from dent.attacks.checks import check_attack
-from dent.attacks.losses import loss_of
-from dent.attacks.norms import like, project, random_in_ball
-from dent.attacks.pgd import stepped
+from dent.attacks.losses import make_loss
+from dent.attacks.norms import project, sample_in_ball, unsqueeze_like
+from dent.attacks.pgd import take_step
+from dent.attacks.search import AttackedModel, Model, is_broken
 from dent.seeds import generator
 
 
@@ -33,16 +32,18 @@ def poisoning(
     through: MakeView = Unrolled,
     seed: int = 0,
 ) -> PartResult:
-    """Ascend the loss of the benign members by steps of the malicious ones (2.5 eps / steps).
+    """Increase the loss of the benign members by steps of the malicious ones.
 
-    What they share are statistics and parameters; where they share nothing, nothing happens. From the
-    gray image, and from random points in further restarts; the batch that breaks most benign members
-    is kept, of equals the one of highest loss. The part of the result are the benign members.
+    Members affect one another through shared statistics and parameters; if nothing is shared, nothing
+    happens. The first run starts from gray images, the others from random points. The result is the
+    batch that breaks most benign members or, of equally many, has the highest loss. Its `part` is the
+    benign members.
 
     malicious: (N,) bool; `draw_mask` draws one.
-    eps: of the malicious members, all of [0, 1] if not given.
-    through: what is climbed; `Unrolled` reaches through updates and statistics, `Itself` is the gradient
-    that the defense gives by itself.
+    eps: the radius of the malicious members (default: all of [0, 1]).
+    step_size: 2.5 eps / steps if it is None.
+    through: the kind of view whose gradient is followed. `Unrolled` sees updates and statistics;
+    `Direct` is the defense's own gradient.
     """
     check_attack(
         inputs, labels, eps=eps, norm=norm, mask=malicious,
@@ -55,28 +56,28 @@ def poisoning(
         )
     inputs, labels, benign = inputs.detach(), labels.long(), ~malicious
     step_size = 2.5 * eps / max(steps, 1) if step_size is None else step_size
-    value = partial(loss_of(loss, labels), torch.arange(len(labels), device=labels.device))
-    calls = Calls(defense, through=through(defense), joint=True, mask=benign)
+    loss_of_all = partial(make_loss(loss, labels), torch.arange(len(labels), device=labels.device))
+    attacked = AttackedModel(defense, through=through(defense), joint=True, mask=benign)
     best, most = inputs, (-1, -torch.inf)
     for restart in range(restarts):
-        points = _start(inputs, restart, eps=eps, norm=norm, seed=seed)
+        points = _draw_start(inputs, restart, eps=eps, norm=norm, seed=seed)
         for _ in range(steps + 1):
-            points = torch.where(like(malicious, points), points, inputs)
-            answer = calls.ascent(points, value)
-            broken = succeeds(answer.logits, labels) & benign
+            points = torch.where(unsqueeze_like(malicious, points), points, inputs)
+            answer = attacked.differentiate(points, loss_of_all)
+            broken = is_broken(answer.logits, labels) & benign
             reached = int(broken.sum()), float(answer.values[benign].sum())
             if reached > most:
                 best, most = points, reached
-            points = stepped(points, answer.gradient, inputs, eps=eps, norm=norm, step_size=step_size)
-    natural = submitted(defense, inputs, labels)
-    result = strongest([calls.score(best, labels), natural], benign)
+            points = take_step(points, answer.gradient, inputs, eps=eps, norm=norm, step_size=step_size)
+    natural = submit(defense, inputs, labels)
+    result = pick_strongest([attacked.submit(best, labels), natural], benign)
     return PartResult(**vars(result), part=benign)
 
 
-def _start(inputs: Tensor, restart: int, *, eps: float, norm: str, seed: int) -> Tensor:
-    """Gray, the middle of [0, 1], at first; later a random point."""
+def _draw_start(inputs: Tensor, restart: int, *, eps: float, norm: str, seed: int) -> Tensor:
+    """Return gray images, the middle of [0, 1], for the first run, and random points for the others."""
     if restart == 0:
         points = torch.full_like(inputs, 0.5)
     else:
-        points = inputs + eps * random_in_ball(inputs.shape, norm, generator(seed, restart)).to(inputs)
+        points = inputs + eps * sample_in_ball(inputs.shape, norm, generator(seed, restart)).to(inputs)
     return project(points, inputs, eps=eps, norm=norm)

@@ -1,4 +1,4 @@
-"""The folded model answers as the model does, and the model is not touched."""
+"""The fused copy answers as the model does, and the model is not touched."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from nets import Shared, Viewing, randomized, small
 from torch import Tensor, nn
 
 import dent
-from dent.attacks.folded import _Folded, folded
-from dent.attacks.parts import in_parts
+from dent.attacks.fused import FusedModel, fuse_batch_norm
 from dent.models import build
 
 
 def layers(model: object, kind: type[nn.Module]) -> int:
-    net = model.net if isinstance(model, _Folded) else model
+    net = model.net if isinstance(model, FusedModel) else model
     assert isinstance(net, nn.Module)
     return sum(isinstance(part, kind) for part in net.modules())
 
@@ -27,8 +26,8 @@ def test_the_same_answers_and_gradients(name: str) -> None:
     net = randomized(build(name))
     before = copy.deepcopy(net.state_dict())
     inputs = torch.rand(3, 3, 32, 32, dtype=torch.double)
-    faster = folded(net, inputs)
-    assert isinstance(faster, _Folded)
+    faster = fuse_batch_norm(net, inputs)
+    assert isinstance(faster, FusedModel)
     expected = net(inputs)
     torch.testing.assert_close(faster(inputs), expected)
     inputs.requires_grad_()
@@ -42,20 +41,20 @@ def test_the_same_answers_and_gradients(name: str) -> None:
 
 def test_the_shipped_model_has_no_normalization_left() -> None:
     net, (inputs, _) = dent.load_model("resnet20-at"), dent.load_data("cifar10", n=2)
-    faster = folded(net, inputs)
+    faster = fuse_batch_norm(net, inputs)
     assert layers(net, nn.BatchNorm2d) == 19
     assert layers(faster, nn.BatchNorm2d) == 0
 
 
 def test_a_layer_that_is_called_twice_is_left_alone() -> None:
     net, inputs = randomized(Shared()), torch.rand(3, 3, 8, 8, dtype=torch.double)
-    faster = folded(net, inputs)
+    faster = fuse_batch_norm(net, inputs)
     torch.testing.assert_close(faster(inputs), net(inputs))
     assert layers(faster, nn.BatchNorm2d) == layers(net, nn.BatchNorm2d)
 
 
 class Branching(nn.Module):
-    """The output of the convolution goes two ways: folding would change one of them."""
+    """The output of the convolution goes two ways: fusing would change one of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,21 +66,21 @@ class Branching(nn.Module):
         return total
 
 
-def test_what_cannot_be_folded_is_the_model_itself() -> None:
+def test_what_cannot_be_fused_is_the_model_itself() -> None:
     inputs = torch.rand(3, 3, 8, 8, dtype=torch.double)
     branching = randomized(Branching())
-    faster = folded(branching, inputs)
+    faster = fuse_batch_norm(branching, inputs)
     torch.testing.assert_close(faster(inputs), branching(inputs))
     assert layers(faster, nn.BatchNorm2d) == 1
     training = small(nn.BatchNorm2d(8)).double().train()
-    assert folded(training, inputs) is training
+    assert fuse_batch_norm(training, inputs) is training
     function = lambda points: branching(points)  # noqa: E731
-    assert folded(function, inputs) is function
+    assert fuse_batch_norm(function, inputs) is function
 
 
 def test_a_model_that_flattens_by_view_keeps_its_layout() -> None:
     net, inputs = randomized(Viewing()), torch.rand(3, 3, 12, 12, dtype=torch.double)
-    faster = folded(net, inputs)
+    faster = fuse_batch_norm(net, inputs)
     torch.testing.assert_close(faster(inputs), net(inputs))
     assert layers(faster, nn.BatchNorm2d) == 0
 
@@ -111,8 +110,8 @@ class Activated(nn.Module):
 def test_activations_overwrite_only_what_nobody_needs(what: str) -> None:
     net = randomized(Activated(what))
     inputs = torch.rand(3, 3, 8, 8, dtype=torch.double) - 0.5
-    before, faster = inputs.clone(), folded(net, inputs)
-    assert isinstance(faster, _Folded)
+    before, faster = inputs.clone(), fuse_batch_norm(net, inputs)
+    assert isinstance(faster, FusedModel)
     assert faster.overwrites == (what != "needed")
     with torch.no_grad():
         for _ in range(2):
@@ -122,39 +121,11 @@ def test_activations_overwrite_only_what_nobody_needs(what: str) -> None:
 
 def test_activations_overwrite_where_no_gradient_is_asked_for() -> None:
     net, inputs = randomized(Activated("private")), torch.rand(3, 3, 8, 8, dtype=torch.double)
-    faster = folded(net, inputs)
-    assert isinstance(faster, _Folded)
+    faster = fuse_batch_norm(net, inputs)
+    assert isinstance(faster, FusedModel)
     features = []
     faster.net.first.register_forward_hook(lambda *call: features.append(call[2]))  # type: ignore[union-attr]
     with torch.no_grad():
         faster(inputs)
     faster(inputs)
     assert [bool((kept < 0).any()) for kept in features] == [False, True]
-
-
-@pytest.mark.parametrize("n", [17, 33, 130, 300])
-def test_parts_are_the_whole_and_none_is_large(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """With two threads, from 32 inputs on, as many parts for each, of 64 inputs at most."""
-    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    sizes: list[int] = []
-
-    def model(inputs: Tensor) -> Tensor:
-        sizes.append(len(inputs))
-        return inputs.flatten(1).square()
-
-    points = torch.rand(n, 3, 2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    logits = in_parts(model, points)
-    assert torch.equal(logits, points.flatten(1).square())
-    (gradient,) = torch.autograd.grad(logits.sum(), points)
-    assert torch.allclose(gradient, 2 * points)
-    assert sum(sizes) == n
-    assert max(sizes) <= 64
-    assert len(sizes) == {17: 1, 33: 2, 130: 4, 300: 6}[n]
-    sizes.clear()
-    in_parts(model, points.detach())
-    assert len(sizes) == min(2, n // 16)  # without a gradient, larger ones are faster
-    sizes.clear()
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # then threads that wait would take the cores
-    assert torch.equal(in_parts(model, points), logits)
-    assert sizes == [n]
