@@ -107,7 +107,7 @@ def summary(*made: MadeUp, extra: Sequence[Done] = (), **about: Any) -> Results:
 
 def example(*, failed: frozenset[tuple[str, int]] = frozenset(), protocol: bool = True) -> Results:
     """Three defenses of two models, all that a report can show among them."""
-    batches, made, extra = cut(200, 50), [], []
+    batches, made, extra = cut(200, 40), [], []
     for number, (model, defense) in enumerate(
         [("net-a", "static"), ("net-a", "dent:steps=10"), ("net-a", "dent+"), ("net-b", "dent+")]
     ):
@@ -129,6 +129,6 @@ def example(*, failed: frozenset[tuple[str, int]] = frozenset(), protocol: bool 
             extra.append(Done(Unit(cell, WHOLE, PROTOCOL), everyone))
         if not cell.static:
             for batch, points in enumerate(batches):
-                part = Outcome(tuple(points[:20]), (True,) * 9 + (False,) * 11, (True,) * 20)
+                part = Outcome(tuple(points[:16]), (True,) * 9 + (False,) * 7, (True,) * 16)
                 extra.append(Done(Unit(cell, batch, "mixed (50 %)"), part))
-    return summary(*made, extra=extra, data="digits", n=200, batch_size=50, data_sha256="0" * 64)
+    return summary(*made, extra=extra, data="digits", n=200, batch_size=40, data_sha256="0" * 64)

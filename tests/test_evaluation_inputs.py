@@ -136,7 +136,7 @@ def test_a_model_that_sees_its_batch_by_itself_is_attacked_in_whole_batches(norm
     for net in (Together(), own):
         sources = sources_of(net, labeled(tiny(), 10), "static", suite="standard", norm=norm)
         plan = make_plan(sources)
-        assert not any(plan.chained.values())
+        assert not any(map(plan.is_chained, plan.attacks))
         for unit in units_of_kind(plan, "direct"):
             Together.sizes.clear()
             outcome = outcomes(plan, sources, [unit])[unit]
@@ -160,4 +160,4 @@ def test_a_model_that_sees_its_batch_is_attacked_as_a_whole_though_it_does_not_s
         sources = sources_of(net, data, "static")
         (cell,) = sources.evaluation.cells()
         assert sources.subject(cell).independent is independent
-        assert make_plan(sources).chained[cell] is independent
+        assert make_plan(sources).is_chained(cell) is independent

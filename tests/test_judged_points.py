@@ -125,7 +125,10 @@ def recounted(folder: Path) -> dict[Cell, dict[str, Points]]:
     cells = {
         Cell(*(row[key] for key in ("model", "defense", "eps", "norm"))): row for row in plan["cells"]
     }
-    return {cell: recounted_cell(row, files.get(cell, {})) for cell, row in cells.items()}
+    return {
+        cell: recounted_cell(row | {"exhaustive": plan["exhaustive"]}, files.get(cell, {}))
+        for cell, row in cells.items()
+    }
 
 
 def recounted_cell(row: dict[str, Any], files: dict[str, list[dict[str, Any]]]) -> dict[str, Points]:
@@ -145,7 +148,7 @@ def recounted_cell(row: dict[str, Any], files: dict[str, list[dict[str, Any]]]) 
     attacks = [name for name in row["attacks"] if name not in (ABOUT, BATTLE, PROTOCOL)]
     judging = [name for name in attacks if name == NATURAL or kind_of(name) != "scenario"]
     direct = [name for name in judging if name == NATURAL or kind_of(name) == "direct"]
-    chain = row["chained"]
+    chain = row["independent"] and not row["exhaustive"]
     found = {name: left(judging[: judging.index(name) + 1] if chain else [name]) for name in judging}
     found |= {name: bits(name) for name in attacks if name not in judging}
     found |= {"protocol": bits(PROTOCOL)} if PROTOCOL in files else {}

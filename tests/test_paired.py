@@ -20,7 +20,7 @@ from dent.evaluation.results import Results
 from dent.evaluation.units import NATURAL, Cell
 from dent.report.evaluation import show_comparison
 from dent.report.sections import comparison_section
-from dent.report.table import section_text
+from dent.report.table import markdown, section_text, text
 from dent.report.wording import p_text
 
 counts = st.integers(0, 60)
@@ -119,6 +119,16 @@ def test_counts_that_cannot_be_are_refused() -> None:
         Paired(3, 2, 2, 0)
 
 
+@pytest.mark.parametrize(("batches", "has_p"), [(1, False), (4, False), (5, True), (None, False)])
+def test_points_that_share_a_batch_have_no_p_from_few_batches(batches: int | None, has_p: bool) -> None:
+    found = Paired(40, 3, 12, 20, independent=False, batches=batches)
+    assert found.p == (found.mcnemar if has_p else None)
+    assert (found.why_no_p is None) is has_p
+    assert found.to_json()["p"] == found.p
+    assert found.to_json()["why_no_p"] == found.why_no_p
+    assert Paired(40, 3, 12, 20, independent=True, batches=batches).p == found.mcnemar
+
+
 # Two runs
 
 
@@ -157,6 +167,33 @@ def test_the_only_cells_of_a_model_and_ball_are_paired() -> None:
     assert all(str(one.cell) in str(caught.value) for one in (*first.cells, *second.cells))
     with pytest.raises(ValueError, match="a cell in common"):
         compare(second, first)
+
+
+@pytest.mark.parametrize("size", [40, 10, 8])
+def test_one_batch_gives_no_p_and_the_tables_say_why(size: int) -> None:
+    """The static model's points are independent; those of a defense that sees its batch are not."""
+    rng, made = np.random.default_rng(0), []
+    for defense in ("static", "dent+"):
+        natural = rng.random(40) < 0.8
+        survives = {NATURAL: natural, "apgd-ce": natural & (rng.random(40) < 0.6)}
+        cell = Cell("net", defense, 0.7, "l2")
+        made.append(MadeUp(cut(40, size), survives, cell, cumulative=cell.static))
+    results = summary(*made)
+    static, dent = results.cells
+    assert (static.batches, dent.batches) == (40 // size, 40 // size)
+    versus = dent.versus_static
+    assert versus is not None
+    assert versus.batches == 40 // size
+    assert (versus.p is None) is (size != 8)
+    says = f"no p: points of one batch are not independent: p needs 5 batches or more, got {40 // size}."
+    alone = [replace(results, cells=(cell,)) for cell in results.cells]
+    pairs = [compare(alone[0], alone[1]), compare(alone[1], alone[0]), compare(alone[1], alone[1])]
+    for rows in pairs:
+        assert [row.paired.p is None for row in rows] == [size != 8] * 2
+        assert (says in section_text(comparison_section(rows), 200)) is (size != 8)
+    assert all(row.paired.p == 1.0 for row in compare(alone[0], alone[0]))
+    assert (says in text(results, 200)) is (says in markdown(results)) is (size != 8)
+    assert ("(p" in text(results, 200)) is (size == 8)
 
 
 def test_other_data_are_refused() -> None:

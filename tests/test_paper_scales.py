@@ -54,7 +54,7 @@ def forwards(work: Work) -> float:
     cell, chosen = Cell(work.model, work.defense, work.eps, work.norm), settings(work.defense)
     attacks = attacks_on(chosen, suite=chosen_attacks(work.attacks), independent=chosen.independent)
     assert work.n is not None
-    plan = Plan({cell: attacks}, {cell: chosen.steps}, {cell: False}, work.n, work.batch_size, 0)
+    plan = Plan({cell: attacks}, {cell: chosen.steps}, {cell: False}, False, work.n, work.batch_size, 0)
     # By their multiplications: ResNet-50 has 84 million at 32 pixels, ResNet-20 has 41 million.
     return sum(map(plan.forwards, plan.units())) * (84 / 41 if "resnet50" in work.model else 1)
 

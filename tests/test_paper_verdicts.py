@@ -57,7 +57,7 @@ def test_the_interval_is_walds_with_half_a_point_more_of_each_sort(of: Counts, w
 def test_of_the_whole_the_interval_is_that_of_pairs(of: Counts) -> None:
     first, second = two(of)
     found, near, pair = gap(first, second), gap(first, second, share=1 + 1e-9), paired(second, first)
-    assert (found.low, found.high, found.n, found.p) == (pair.low, pair.high, pair.n, pair.p)
+    assert (found.low, found.high, found.n, found.p) == (pair.low, pair.high, pair.n, pair.mcnemar)
     assert (near.low, near.high) == pytest.approx((pair.low, pair.high), abs=1e-5)
 
 

@@ -69,7 +69,7 @@ def test_the_headline_says_what_is_claimed_and_what_stands() -> None:
     lead = evaluation_page(demo()).lead
     assert lead[0] == (
         "dent+ (resnet20-at, linf 8/255) claims 63.3 %; 38.3 % stands, 3.9 points above the static "
-        "model (p = 0.18: may be chance)."
+        "model (no p: points of one batch are not independent: p needs 5 batches or more, got 1)."
     )
     assert lead[1].startswith(
         "dent-nominal (resnet20-nominal, linf 1.5/255) claims 33.6 %; 0.8 % stands"
@@ -85,7 +85,7 @@ def test_the_main_table_is_first_and_has_every_number() -> None:
     ]  # fmt: skip
     plus = next(row for row in rows if row[0] == "dent+")
     assert plus[1:] == [
-        "71.9 64 to 79", "63.3 55 to 71", "best 38.3 30 to 47", "25.0", "+3.9 p = 0.18", "13x",
+        "71.9 64 to 79", "63.3 55 to 71", "best 38.3 30 to 47", "25.0", "+3.9", "13x",
         "38.3 30 to 47",
     ]  # fmt: skip
 

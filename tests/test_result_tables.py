@@ -125,7 +125,7 @@ def test_what_one_attack_alone_breaks_is_a_share() -> None:
 def test_scenarios_have_their_own_n() -> None:
     lines = part(example(), "Accuracy in % in other batches")
     assert lines[-1] == "Each on points of its own; they are no part of the worst case."
-    assert "  dent+          45.0 (n = 80)" in lines
+    assert "  dent+          56.2 (n = 80)" in lines
     assert "net-a, linf 8/255" in lines  # without the n of the others
 
 
@@ -160,7 +160,7 @@ def test_a_run_that_is_not_complete_says_of_how_many_points_it_speaks() -> None:
     lines = part(results, "Accuracy in %", 150)
     assert fields(lines[1 + ["95 %" in line for line in lines].index(True)])[-1] == "n"
     static, dent = fields(lines[4]), fields(lines[5])
-    assert (static[-1], dent[-1]) == ("200", "100")
+    assert (static[-1], dent[-1]) == ("200", "120")
     assert dent[1] == f"{results.cells[1].natural.percent:.1f} (n = 200)"
     whole = text(results)
     assert "Missing: 2 units failed or were not done" in whole

@@ -137,7 +137,7 @@ def test_a_folder_of_other_things_is_not_touched(
         ("[1]", "TypeError"),
         ('"format"', "AttributeError"),
         ("{}", "KeyError: 'format'"),
-        ('{"format": 2}', "its format is 2, expected 1"),
+        ('{"format": 1}', "its format is 1, expected 2"),
     ],
 )
 def test_a_foreign_description_of_the_run(run: Path, content: str, says: str) -> None:
@@ -148,7 +148,7 @@ def test_a_foreign_description_of_the_run(run: Path, content: str, says: str) ->
 
 
 def test_a_description_without_a_plan(run: Path) -> None:
-    (run / "run.json").write_text('{"format": 1}')
+    (run / "run.json").write_text('{"format": 2}')
     refused(run, "holds another run: asked is None there")
     with pytest.raises(ValueError, match=f"{run / 'run.json'} is not of a run \\(KeyError: 'plan'"):
         load_results(run)

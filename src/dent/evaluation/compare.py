@@ -42,8 +42,8 @@ def compare(first: Results, second: Results) -> list[Comparison]:
         Comparison(one.cell, other.cell, what, found)
         for one, other in _pairs(first.cells, second.cells)
         for what, found in (
-            ("natural", paired(one.points_natural, other.points_natural)),
-            ("worst case", paired(one.points, other.points)),
+            ("natural", _pair(one, other, one.points_natural, other.points_natural)),
+            ("worst case", _pair(one, other, one.points, other.points)),
         )
         if found.n
     ]
@@ -67,6 +67,15 @@ def _pairs(
             equal = there
         pairs += [(one, other) for other in equal]
     return pairs
+
+
+def _pair(one: CellResult, other: CellResult, first: dict[int, bool], second: dict[int, bool]) -> Paired:
+    """Pair points of two cells. If both depend on their batches, the one with fewer batches counts."""
+    dependent = [cell for cell in (one, other) if not cell.independent] or [one]
+    made = [
+        paired(first, second, independent=cell.independent, batch_of=cell.batch_of) for cell in dependent
+    ]
+    return min(made, key=lambda pair: pair.batches or 0)
 
 
 def _place(result: CellResult) -> tuple[str, float, str]:

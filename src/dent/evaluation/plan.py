@@ -32,10 +32,15 @@ class Plan:
 
     attacks: Mapping[Cell, Suite]
     updates: Mapping[Cell, int]
-    chained: Mapping[Cell, bool]  # whether an attack is given only what the ones before it left
+    independent: Mapping[Cell, bool]  # whether no answer depends on the rest of its batch
+    exhaustive: bool  # attack also what an attack before has broken
     n: int
     batch_size: int
     seed: int
+
+    def is_chained(self, cell: Cell) -> bool:
+        """Return True if an attack is given only what the attacks before it left standing."""
+        return self.independent[cell] and not self.exhaustive
 
     @cached_property
     def points(self) -> tuple[Tensor, ...]:
@@ -79,7 +84,7 @@ class Plan:
                 yield [Unit(cell, WHOLE, PROTOCOL)]
             for batch in range(len(self.sizes)):
                 here = [Unit(cell, batch, name) for name in attacks if batch in self.batches(name)]
-                if self.chained[cell]:
+                if self.is_chained(cell):
                     yield [unit for unit in here if unit.attack not in (ABOUT, BATTLE)]
                     here = [unit for unit in here if unit.attack in (ABOUT, BATTLE)]
                 yield from ([unit] for unit in here)
@@ -113,28 +118,32 @@ class Plan:
             {
                 **asdict(cell),
                 "updates": self.updates[cell],
-                "chained": self.chained[cell],
+                "independent": self.independent[cell],
                 "attacks": attacks,
             }
             for cell, attacks in self.attacks.items()
         ]
-        return {"n": self.n, "batch_size": self.batch_size, "seed": self.seed, "cells": cells}
+        plain = ("n", "batch_size", "seed", "exhaustive")
+        return {name: getattr(self, name) for name in plain} | {"cells": cells}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Plan:
-        attacks, updates, chained = {}, {}, {}
+        attacks, updates, independent = {}, {}, {}
         for row in content["cells"]:
             cell = Cell(row["model"], row["defense"], row["eps"], row["norm"])
             attacks[cell], updates[cell] = row["attacks"], row["updates"]
-            chained[cell] = row["chained"]
-        return cls(attacks, updates, chained, content["n"], content["batch_size"], content["seed"])
+            independent[cell] = row["independent"]
+        return cls(
+            attacks, updates, independent, content["exhaustive"], content["n"], content["batch_size"],
+            content["seed"],
+        )  # fmt: skip
 
 
 def make_plan(sources: Sources) -> Plan:
     """The plan, after all that can be wrong before an attack was looked at: each cell is asked once."""
     evaluation = sources.evaluation
     attacks: dict[Cell, Suite] = {}
-    updates, chained = {}, {}
+    updates, independent = {}, {}
     batches = sources.batches()
     inputs, _ = sources.read(batches[0][:2])
     everyone = sources.dataset().labels
@@ -153,8 +162,11 @@ def make_plan(sources: Sources) -> Plan:
         settings = subject.defense.settings
         attacks[cell] = _attacks(evaluation, cell, settings, independent=subject.independent)
         updates[cell] = settings.steps
-        chained[cell] = subject.independent and not evaluation.exhaustive
-    return Plan(attacks, updates, chained, len(everyone), evaluation.batch_size, evaluation.seed)
+        independent[cell] = subject.independent
+    return Plan(
+        attacks, updates, independent, evaluation.exhaustive, len(everyone), evaluation.batch_size,
+        evaluation.seed,
+    )  # fmt: skip
 
 
 def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
@@ -169,7 +181,8 @@ def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
             for cell, one in settings.items()
         },
         {cell: one.steps for cell, one in settings.items()},
-        {cell: one.independent and not evaluation.exhaustive for cell, one in settings.items()},
+        {cell: one.independent for cell, one in settings.items()},
+        evaluation.exhaustive,
         n,
         evaluation.batch_size,
         evaluation.seed,

@@ -101,6 +101,8 @@ class CellResult:
     versus_static: Paired | None = None  # the worst case beside that of the static model, which is first
     missing: tuple[str, ...] = ()  # units that failed, with the error, or were not done
     kinds: dict[str, str] = field(default_factory=dict)  # of the attacks: direct or adaptive
+    independent: bool = True  # no answer depends on the rest of its batch
+    batch_of: dict[int, int] = field(default_factory=dict, repr=False)  # of every point that was judged
     battle: dict[str, Any] | None = field(default=None, repr=False)  # as `record_battle` has it
     points: dict[int, bool] = field(default_factory=dict, repr=False)  # in the worst case, by index
     points_natural: dict[int, bool] = field(default_factory=dict, repr=False)
@@ -111,6 +113,11 @@ class CellResult:
         if self.protocol is not None:
             return self.protocol
         return self.direct if "direct" in self.kinds.values() else None
+
+    @property
+    def batches(self) -> int:
+        """Return the number of batches that hold the points of the worst case."""
+        return len({self.batch_of[point] for point in self.points})
 
     def scores(self) -> Iterator[tuple[str, Score]]:
         """Every score with its name, one after the other."""
@@ -135,6 +142,8 @@ class CellResult:
         content = {
             **asdict(self.cell),
             "cumulative": self.cumulative,
+            "independent": self.independent,
+            "batches": self.batches,
             **{name: score.to_json() for name, score in scores.items()},
             "protocol": self.protocol.to_json() if self.protocol else None,
             "gap": self.gap,
@@ -176,9 +185,10 @@ class Results:
 
         `about` is what was asked, `complete` whether all of it was done, `cells` a list of: `model`,
         `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and `protocol`;
-        `attacks` and `scenarios`, scores by name; `cumulative`; `gap`; `versus_static`; `cost`;
-        `findings`; `missing`. Every score has `correct`, `n`, `percent`, `low` and `high`; that of an
-        attack has its `kind`, and with `alone` the number of points that it alone breaks.
+        `attacks` and `scenarios`, scores by name; `cumulative`; `independent`; `batches`; `gap`;
+        `versus_static`; `cost`; `findings`; `missing`. Every score has `correct`, `n`, `percent`, `low`
+        and `high`; that of an attack has its `kind`, and with `alone` the number of points that it
+        alone breaks. `p` is None where too few batches support one, and `why_no_p` says so.
 
         points: also which points are correct, a digit for each index, in the worst case and naturally.
         """

@@ -126,7 +126,7 @@ def work(
     def submit(chain: list[Unit]) -> None:
         unit, *rest = chain
         follows[unit] = rest
-        standing = _standing(plan, store, unit) if plan.chained[unit.cell] else None
+        standing = _standing(plan, store, unit) if plan.is_chained(unit.cell) else None
         engine.submit(Task(unit, plan.settings(unit), standing))
 
     while True:
@@ -170,7 +170,8 @@ def _tallies(plan: Plan, store: Store) -> dict[Cell, Tally]:
         {cell: list(attacks) for cell, attacks in plan.attacks.items()},
         [batch.tolist() for batch in plan.points],
         store.read_all(plan.units()),
-        cumulative=lambda cell: plan.chained[cell],
+        cumulative=plan.is_chained,
+        independent=lambda cell: plan.independent[cell],
         kind_of=kind_of,
         planned=plan.batches,
     )

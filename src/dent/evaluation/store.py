@@ -21,7 +21,7 @@ from dent.evaluation.units import Cell, Done, Outcome, Unit
 from dent.storage import LOCK, replace_file
 
 RUN, UNITS, ERROR = "run.json", "units", ".error"
-FORMAT = 1
+FORMAT = 2
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.part")  # of a process that was killed while it wrote
 
 

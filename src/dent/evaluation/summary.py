@@ -26,6 +26,7 @@ def count_units(
     done: Iterable[Done],
     *,
     cumulative: Callable[[Cell], bool],
+    independent: Callable[[Cell], bool] | None = None,
     kind_of: Callable[[str], str],
     planned: Callable[[str], Iterable[int]] | None = None,
 ) -> dict[Cell, Tally]:
@@ -35,6 +36,7 @@ def count_units(
     batches: the indices of each batch's points in the data set.
     done: read once. What belongs to none of the cells or attacks is passed over.
     cumulative: whether a cell's attacks were given only what those before them left standing.
+    independent: whether a cell's answers depend on their input alone; as `cumulative` unless told.
     kind_of: direct, adaptive or scenario, for an attack's name.
     planned: the batches on which an attack has units; unless told, all of them, for `ABOUT` the first,
         and for `PROTOCOL` the whole at once.
@@ -46,7 +48,8 @@ def count_units(
     tallies = {
         cell: Tally(
             cell, attacks[cell], batches,
-            cumulative=cumulative(cell), kind_of=kind_of, planned=planned or usual,
+            cumulative=cumulative(cell), independent=(independent or cumulative)(cell),
+            kind_of=kind_of, planned=planned or usual,
         )
         for cell in cells
     }  # fmt: skip
@@ -92,6 +95,8 @@ def cell_result(tally: Tally) -> CellResult:
         battle=tally.battle,
         points=tally.as_points(worst, points),
         points_natural=tally.as_points(natural, points_natural),
+        independent=tally.independent,
+        batch_of={point: number for number, batch in enumerate(tally.batches) for point in batch},
     )
     claims = tally.protocol or tally.as_points(without, points_direct)
     gap = paired(result.points, claims)  # on the same points, also where some are missing
@@ -169,5 +174,8 @@ def _beside_static(result: CellResult, results: Mapping[Cell, CellResult]) -> Ce
     static = results.get(replace(result.cell, defense="static"))
     if static is None or static is result:
         return result
-    found = paired(static.points, result.points)
+    found = paired(
+        static.points, result.points,
+        independent=static.independent and result.independent, batch_of=result.batch_of,
+    )  # fmt: skip
     return replace(result, versus_static=found if found.n else None)

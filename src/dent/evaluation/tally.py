@@ -28,10 +28,12 @@ class Tally:
         batches: Sequence[Sequence[int]],
         *,
         cumulative: bool,
+        independent: bool,
         kind_of: Callable[[str], str],
         planned: Callable[[str], Iterable[int]],
     ) -> None:
-        self.cell, self.batches, self.cumulative = cell, batches, cumulative
+        self.cell, self.batches = cell, batches
+        self.cumulative, self.independent = cumulative, independent
         self.planned = {attack: tuple(planned(attack)) for attack in attacks}
         self.kinds = {one: kind_of(one) for one in attacks if one not in SPECIAL}
         self.sizes = [len(batch) for batch in batches]

@@ -115,7 +115,7 @@ def gap(first: Number, second: Number, share: float = 1.0) -> Gap:
         raise TypeError("expected two accuracies or two other figures, got one of each")
     pair = paired(second, first)
     low, high = (pair.low, pair.high) if share == 1 else _interval(pair, share)
-    return Gap(pair.second, share * pair.first, low, high, pair.n, pair.p)
+    return Gap(pair.second, share * pair.first, low, high, pair.n, pair.mcnemar)
 
 
 def _interval(pair: Paired, share: float) -> tuple[float, float]:

@@ -76,6 +76,8 @@ def _headline(cell: CellResult) -> str:
     by = points_text(abs(versus.difference))
     over = "above" if versus.difference > 0 else "below"
     than = "as the static model" if by == "0.0" else f"{by} points {over} the static model"
+    if versus.p is None:
+        return f"{text}, {than} (no p: {versus.why_no_p})."
     p = f"p {'' if versus.p < 0.001 else '= '}{p_text(versus.p)}"
     return f"{text}, {than} ({p}{'' if versus.p < 0.05 else ': may be chance'})."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from dent.report.wording import (
 
 if TYPE_CHECKING:
     from dent.evaluation.compare import Comparison
+    from dent.evaluation.paired import Paired
     from dent.evaluation.results import CellResult, Results, Score
 
 Row = dict[str, str]
@@ -107,6 +108,7 @@ def _main(results: Results, intervals: bool) -> Section:
         notes.insert(2, "gap: claimed minus worst case, in percentage points on the same points.")
     if marked:
         notes.append(f"{BEST}, {WORST}: the highest and the lowest worst case of a model in a ball.")
+    notes += [f"no p: {why}." for why in _reasons(cell.versus_static for cell in results.cells)]
     if costs:
         notes.append("cost: operations (FLOPs) of an answer, in multiples of the static model's.")
     return Section("Accuracy in %", _groups(results, row), tuple(notes))
@@ -231,8 +233,14 @@ def comparison_section(rows: Sequence[Comparison]) -> Section:
         (
             "difference: second minus first, in percentage points, with its interval (Agresti and Min).",
             "p: by McNemar's exact test.",
+            *(f"no p: {why}." for why in _reasons(row.paired for row in rows)),
         ),
     )
+
+
+def _reasons(pairs: Iterable[Paired | None]) -> list[str]:
+    """Return why some of the pairs have no p, each reason once."""
+    return list(dict.fromkeys(pair.why_no_p for pair in pairs if pair and pair.why_no_p))
 
 
 def _defenses(first: Cell, second: Cell) -> str:

@@ -60,16 +60,21 @@ def versus_text(found: Paired | None) -> str:
     """
     if found is None or not found.n:
         return NOTHING
+    difference = points_text(found.difference, sign="+")
+    if found.p is None:
+        return difference
     sign = "" if found.p < 0.001 else "= "
-    return f"{points_text(found.difference, sign='+')} (p {sign}{p_text(found.p)})"
+    return f"{difference} (p {sign}{p_text(found.p)})"
 
 
-def p_text(p: float) -> str:
+def p_text(p: float | None) -> str:
     """The digits of p that matter.
 
     >>> p_text(0.4321), p_text(0.0021), p_text(1e-9)
     ('0.43', '0.002', '< 0.001')
     """
+    if p is None:
+        return NOTHING
     return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.01 else f"{p:.2f}"
 
 
