@@ -29,7 +29,7 @@ from dent.models.shipped import cards
 from dent.report.models import accuracy_text
 from dent.report.terminal import progress_bar
 from dent.storage import replace_file
-from dent.training.run import accuracy, count_correct
+from dent.training.card import count_correct, make_accuracy
 
 WEIGHTS = Path(dent.__file__).parent / "models" / "weights"
 
@@ -74,8 +74,8 @@ def measure(name: str, eps: float | None, norm: str, batch_size: int) -> None:
     model = dent.load_model(name)
     whole, shipped = open_data("cifar10"), open_data("cifar10", n=1000)
     card["accuracies"] = [
-        accuracy("natural, test images", count_correct(model, whole), len(whole)),
-        accuracy("natural, shipped images", count_correct(model, shipped), len(shipped)),
+        make_accuracy("natural, test images", count_correct(model, whole), len(whole)),
+        make_accuracy("natural, shipped images", count_correct(model, shipped), len(shipped)),
     ]
     write_card(name, card)
     if eps is None:
@@ -93,7 +93,7 @@ def measure(name: str, eps: float | None, norm: str, batch_size: int) -> None:
             move(done * batch_size, len(shipped), f"{standing} stand")
     budget = f"{round(eps * 255, 3):g}/255" if norm == "linf" else f"{eps:g}"
     what = f"reference APGD-CE and APGD-T, {norm.capitalize()} {budget}, shipped images"
-    card["accuracies"].append(accuracy(what, standing, len(shipped)))
+    card["accuracies"].append(make_accuracy(what, standing, len(shipped)))
     write_card(name, card)
     print(f"{name}: {time.perf_counter() - started:.0f} s")
 

@@ -16,7 +16,7 @@ import pytest
 
 from dent.loggers import open_logger
 from dent.training import Epoch
-from dent.training.run import figures
+from dent.training.card import list_figures
 
 EPOCHS = [Epoch(1, 0.1, 2.0, 0.2, 0.3, 0.1, 0.2, 5.0), Epoch(2, 0.05, 1.5, 0.4, 0.5, 0.25, 0.3, 5.0)]
 
@@ -40,7 +40,7 @@ def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     with open_logger("tensorboard", tmp_path, {"lr": 0.1}) as write:
         for epoch in EPOCHS:
-            write(figures(epoch), epoch.epoch)
+            write(list_figures(epoch), epoch.epoch)
     scalars = tensorboard_scalars(tmp_path / "tensorboard")
     assert [step for step, _ in scalars["natural"]] == [1, 2]
     assert [value for _, value in scalars["natural"]] == pytest.approx([0.3, 0.5])
@@ -61,7 +61,13 @@ def test_tensorboard_takes_figures_of_any_name(tmp_path: Path) -> None:
 
 def test_figures_of_an_epoch_leave_out_what_it_has_not() -> None:
     nominal = Epoch(3, 0.1, 2.0, 0.2, 0.3, None, None, 5.0)
-    assert figures(nominal) == {"lr": 0.1, "loss": 2.0, "accuracy": 0.2, "natural": 0.3, "seconds": 5.0}
+    assert list_figures(nominal) == {
+        "lr": 0.1,
+        "loss": 2.0,
+        "accuracy": 0.2,
+        "natural": 0.3,
+        "seconds": 5.0,
+    }
 
 
 class FakeRun:
@@ -92,7 +98,7 @@ def test_wandb_gets_the_recipe_and_the_figures(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "wandb", fake)
     with open_logger("wandb", tmp_path / "mine", {"lr": 0.1}) as write:
         for epoch in EPOCHS:
-            write(figures(epoch), epoch.epoch)
+            write(list_figures(epoch), epoch.epoch)
     assert asked["config"] == {"lr": 0.1}
     assert (asked["id"], asked["resume"]) == ("mine", "allow")  # a resumed training goes on with its run
     assert [step for step, _ in run.logged] == [1, 2]

@@ -28,7 +28,7 @@ from dent.paper.scales import Scale, Work, find_scale, read_scale, resolve, scal
 from dent.paper.tables import FOLDER, MEASURES, Ask, find_number, tables
 from dent.texts import parse_text
 from dent.training.recipe import RECIPES
-from dent.training.store import CHECKPOINT
+from dent.training.train import CHECKPOINT
 
 SCALES = scales()
 TABLES = tables()

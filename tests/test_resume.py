@@ -17,10 +17,10 @@ import torch
 
 import dent
 from dent.data import open_data
+from dent.storage import lock_folder
 from dent.training import Epoch, Recipe, TrainingError, train
-from dent.training import store as folder_store
-from dent.training.loop import Run
-from dent.training.watch import fault
+from dent.training.loop import Training
+from dent.training.watch import find_fault
 
 RECIPE = Recipe(
     method="at", eps=0.05, attack_steps=2, step_size=0.03, epochs=4, batch_size=64, hold_out=128
@@ -140,7 +140,7 @@ def test_a_foreign_checkpoint_is_named_and_kept(tmp_path: Path, content: bytes) 
 
 def test_two_at_once_in_a_folder(tmp_path: Path) -> None:
     with (
-        folder_store.locked(tmp_path),
+        lock_folder(tmp_path, doing="trains"),
         pytest.raises(ValueError, match="another process trains in"),
     ):
         trained(tmp_path)
@@ -177,10 +177,10 @@ def test_a_collapse_leaves_the_last_good_checkpoint(
 ) -> None:
     watched = [(0.6, 0.4, 0.45), (0.7, 0.55, 0.6), (0.75, 0.02, 0.7)]
 
-    def watch(run: Run, model: torch.nn.Module) -> tuple[float, float, float]:
+    def measure(run: Training, model: torch.nn.Module) -> tuple[float, float, float]:
         return watched[len(run.history)]
 
-    monkeypatch.setattr(Run, "watch", watch)
+    monkeypatch.setattr(Training, "measure", measure)
     fast = Recipe(
         method="at", eps=0.05, attack_steps=1, step_size=0.06, epochs=4, batch_size=64, hold_out=128
     )
@@ -213,7 +213,7 @@ def epoch(
     ],
 )
 def test_what_counts_as_gone_wrong(history: list[Epoch], fast: bool, says: str | None) -> None:
-    found = fault(history, classes=10, watched=1000, lr=0.1, fast=fast)
+    found = find_fault(history, classes=10, watched=1000, lr=0.1, fast=fast)
     assert (found is None) if says is None else (found is not None and says in found)
 
 
@@ -234,10 +234,10 @@ def test_a_training_goes_on_where_bfloat16_is_missing(
     def stop(reached: Epoch) -> None:
         raise StoppedError
 
-    monkeypatch.setattr("dent.training.precision.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("dent.training.machine.has_bfloat16", lambda device: True)
     with pytest.raises(StoppedError):
         trained(tmp_path / "begun", mixed_precision=True, on_epoch=stop)
-    monkeypatch.setattr("dent.training.precision.has_bfloat16", lambda device: False)
+    monkeypatch.setattr("dent.training.machine.has_bfloat16", lambda device: False)
     with pytest.raises(ValueError, match="expected a processor with bfloat16 instructions"):
         trained(tmp_path / "new", mixed_precision=True)
     assert not (tmp_path / "new" / "checkpoint.pt").exists()

@@ -19,10 +19,8 @@ from dent.attacks import pgd
 from dent.data import open_data
 from dent.data.dataset import Dataset
 from dent.training import RECIPES, Recipe, Step, make_recipe, train
-from dent.training.augment import crop_and_flip, draw_crops, resize
-from dent.training.average import Average
-from dent.training.loop import split
-from dent.training.methods import attacked, frozen, start_offsets, trades_loss
+from dent.training.loop import Average, crop_and_flip, draw_crops, resize, split_images
+from dent.training.losses import attack_batch, compute_loss, draw_offsets, freeze
 
 QUICK: dict[str, Any] = {"epochs": 20, "batch_size": 64, "hold_out": 128, "augment": False}
 ATTACK: dict[str, Any] = {"eps": toys.EPS, "attack_steps": 5, "step_size": 0.04}
@@ -93,7 +91,7 @@ def test_the_loss_of_trades_is_its_formula() -> None:
     model = toys.convolutional().double()
     inputs, points = torch.rand(2, 6, 1, 4, 8).double()
     labels = torch.tensor([0, 1, 1, 0, 1, 0])
-    loss, logits = trades_loss(model, inputs, points, labels, beta=6.0)
+    loss, logits = compute_loss(model, inputs, points, labels, beta=6.0)
     natural, moved = (model(images).detach().numpy() for images in (inputs, points))
     expected = -log_softmax(natural, 1)[np.arange(6), labels.numpy()].mean()
     expected += 6 * rel_entr(softmax(natural, 1), softmax(moved, 1)).sum(1).mean()
@@ -107,15 +105,15 @@ def test_the_attack_in_training_stays_in_the_ball_and_hurts(recipe: str) -> None
     inputs, labels = toys.features()
     inputs, labels = inputs[:64], labels[:64]
     generator = torch.Generator().manual_seed(0)
-    offsets = start_offsets(inputs.shape, recipe=settings, generator=generator)
+    offsets = draw_offsets(inputs.shape, recipe=settings, generator=generator)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    points = attacked(model, inputs, labels, (inputs + offsets).clamp(0, 1), recipe=settings)
+    points = attack_batch(model, inputs, labels, (inputs + offsets).clamp(0, 1), recipe=settings)
     difference = (points - inputs).flatten(1)
     length = difference.abs().amax(1) if settings.norm == "linf" else difference.norm(dim=1)
     assert (length <= settings.eps + 1e-6).all()
     assert points.min() >= 0
     assert points.max() <= 1
-    with frozen(model), torch.no_grad():
+    with freeze(model), torch.no_grad():
         losses = [F.cross_entropy(model(images), labels) for images in (inputs, points)]
         if settings.method == "at":
             assert losses[1] > losses[0]
@@ -209,7 +207,7 @@ def test_held_out_images_are_not_trained_on(dataset: Dataset, tmp_path: Path) ->
     watched = Dataset("spied", dataset.labels, read, dataset.classes)
     recipe = Recipe(**QUICK | {"epochs": 2})
     train("toys:linear", watched, recipe, out=tmp_path)
-    trained_on, held_out = split(dataset, recipe)
+    trained_on, held_out = split_images(dataset, recipe)
     assert set(trained_on.tolist()) | set(held_out.tolist()) == set(range(1024))
     trained = {index for indices in seen if len(indices) == 64 for index in indices.tolist()}
     assert trained == set(trained_on.tolist())
@@ -238,7 +236,7 @@ def test_mixed_precision_trains(
 ) -> None:
     # oneDNN's bfloat16 kernels die of an illegal instruction on some CPUs without bfloat16.
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    monkeypatch.setattr("dent.training.precision.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("dent.training.machine.has_bfloat16", lambda device: True)
     recipe = Recipe(**QUICK | ATTACK | {"method": "at"})
     half = train("toys:linear", dataset, recipe, out=tmp_path, mixed_precision=True)
     assert worst_case(half.model) > 0.8
@@ -281,7 +279,7 @@ def test_averaged_weights_are_saved_and_watched_beside_the_raw_ones(
         for name in ("checkpoint", "average")
     )
     assert not torch.equal(raw.get_parameter("5.weight"), average.get_parameter("5.weight"))
-    inputs, labels = dataset.subset(split(dataset, recipe)[1]).tensors()
+    inputs, labels = dataset.subset(split_images(dataset, recipe)[1]).tensors()
     for model, natural in (
         (raw, trained.history[-1].natural),
         (average, trained.history[-1].average_natural),

@@ -14,7 +14,7 @@ from dent.data import open_data
 from dent.intervals import wilson
 from dent.models.shipped import cards
 from dent.training import Recipe
-from dent.training.run import count_correct
+from dent.training.card import count_correct
 
 ROOT = Path(__file__).parents[1]
 CARDS = cards()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from itertools import count
+
 import torch
 from torch import Tensor, nn
+
+from dent.data import Dataset, from_arrays
+from dent.training.loop import LOOK_EVERY
 
 EPS = 0.1
 
@@ -21,6 +27,17 @@ def features(split: str = "train") -> tuple[Tensor, Tensor]:
     right = torch.where(torch.rand(1024, generator=generator) < 0.85, 1.0, -1.0)
     images[:, 0] = 0.5 + 0.2 * sign * right
     return images.clamp(0, 1).view(-1, 1, 4, 8), labels
+
+
+def broken_on_rank_1(split: str = "train") -> Dataset:
+    """`features`, but in process 1 the batch before the first look at the loss is not finite."""
+    whole, reads = from_arrays(*features(split)), count(1)
+
+    def read(indices: Tensor) -> Tensor:
+        broken = os.environ.get("RANK") == "1" and next(reads) == LOOK_EVERY
+        return whole.read(indices) * (float("nan") if broken else 1.0)
+
+    return Dataset("broken", whole.labels, read, whole.classes)
 
 
 def linear() -> nn.Module:

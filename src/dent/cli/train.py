@@ -13,7 +13,7 @@ from dent.flags import add_flags
 from dent.report.terminal import progress_bar, show_table
 from dent.report.training import epoch_line, step_text
 from dent.training import Recipe, make_recipe
-from dent.training.run import run
+from dent.training.card import train_and_measure
 
 
 @app.command()
@@ -55,7 +55,7 @@ def train(
         torch.set_num_threads(threads)
     folder = out or Path("runs") / f"{architecture}-{recipe}".replace(":", "-")
     with progress_bar("training") as move:
-        card = run(
+        card = train_and_measure(
             architecture,
             make_recipe(recipe, **settings),
             data=data,

@@ -1,10 +1,11 @@
-"""Training: nominal, adversarial, TRADES; resumable, and stopped when it goes wrong."""
+"""`train`: train a model, resume it after a kill, and stop it when it goes wrong."""
 
 from __future__ import annotations
 
 import hashlib
-import warnings
+import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,25 @@ from torch import nn
 
 from dent.data.dataset import Dataset
 from dent.models import build, load_model
-from dent.models.checkpoint import fit
-from dent.training import precision, store
-from dent.training.loop import Run, Step
-from dent.training.processes import Processes, local_device, processes
+from dent.models.checkpoint import fit, read
+from dent.storage import lock_folder, replace_file
+from dent.training.loop import Step, Training
+from dent.training.machine import (
+    Processes,
+    choose_half,
+    describe_arithmetic,
+    find_device,
+    join_processes,
+)
 from dent.training.recipe import Recipe
 from dent.training.watch import Epoch, TrainingError
+
+CHECKPOINT, AVERAGE, LOG = "checkpoint.pt", "average.pt", "log.jsonl"
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model, in evaluation mode, and how it came about."""
+    """A trained model in evaluation mode, its epochs, and the file of its checkpoint."""
 
     model: nn.Module
     history: list[Epoch]
@@ -46,87 +55,134 @@ def train(
     on_step: Callable[[Step], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Trained:
-    """Train a model of the zoo; the same call resumes it, also after a kill, to the same result.
+    """Train a model. The same call resumes a training that was stopped or killed, to the same result.
 
-    After every epoch the folder `out` holds a checkpoint that `dent.load_model` reads, and a log with
-    one line for each epoch. `start` is a model of `dent.load_model`, such as a shipped one or a
-    checkpoint, whose weights training begins from. Under `torchrun`, every process takes its part of
-    each batch. On a GPU, most of the work is in half precision unless `mixed_precision` says otherwise;
-    on a processor, only if it does, and if the processor has bfloat16 instructions.
-    Raises `TrainingError` when the model diverges or collapses; the checkpoint is then the last good.
+    architecture: a name in `dent.models.MODELS`, or `package.module:function`.
+    out: folder that has a checkpoint for `dent.load_model` and a log after every epoch.
+    start: model whose weights training begins from, as `dent.load_model` names it: a shipped model or
+    a checkpoint file.
+    mixed_precision: compute mostly in half precision (default: on GPUs only). A processor needs
+    bfloat16 instructions for it.
+
+    Under `torchrun`, every process takes its part of each batch.
+    Raise TrainingError when the model diverges or collapses; the checkpoint is then the last good one.
     """
-    torch_device, folder = local_device(device), Path(out)
-    half = precision.half_precision(torch_device, mixed_precision)
-    with processes(torch_device) as group, store.locked(folder, first=group.rank == 0):
-        check_training(dataset, recipe, group)
+    torch_device, folder = find_device(device), Path(out)
+    with join_processes(torch_device) as processes, _lock_first(folder, processes):
+        check_sizes(dataset, recipe, processes)
         model = make_model(architecture, dataset, recipe, mean=mean, std=std)
         if start is not None:
             copy_weights(start, architecture, model)
-        header = describe(architecture, model, dataset, recipe, start)
-        resumed = store.load(folder, asked=header["asked"])
-        half = settle_precision(torch_device, half, resumed)
-        header["arithmetic"] = precision.describe_arithmetic(torch_device, half)
-        # In a function of its own, so that what it shares with other processes is gone before they part.
-        return _train(
-            lambda: Run(
-                model, dataset, recipe, device=torch_device, group=group, compile=compile, half=half
+        header = describe_training(architecture, model, dataset, recipe, start)
+        resumed = load_checkpoint(folder, asked=header["asked"])
+        half = choose_half(torch_device, mixed_precision, resumed)
+        header["arithmetic"] = describe_arithmetic(torch_device, half)
+        return _run_epochs(
+            # Not kept in a variable here: what it shares with other processes must be freed before
+            # they part.
+            Training(
+                model, dataset, recipe, device=torch_device, processes=processes, compile=compile,
+                half=half,
             ),
-            folder,
-            header,
-            resumed,
-            on_step,
-            on_epoch,
-        )
+            folder, header, resumed, on_step, on_epoch,
+        )  # fmt: skip
 
 
-def _train(
-    make_run: Callable[[], Run],
+def _run_epochs(
+    training: Training,
     folder: Path,
     header: dict[str, Any],
     resumed: dict[str, Any] | None,
     on_step: Callable[[Step], None] | None,
     on_epoch: Callable[[Epoch], None] | None,
 ) -> Trained:
-    run = make_run()
-    run.resume(resumed)
-    while len(run.history) < run.recipe.epochs:
-        epoch = run.epoch(on_step)
-        wrong = run.group.from_first(run.fault(epoch))
-        if wrong:
-            good = f"{folder / store.CHECKPOINT} is of epoch {epoch.epoch - 1}, the last good one"
-            raise TrainingError(f"{wrong}. {good if epoch.epoch > 1 else 'Nothing was saved'}")
-        run.history.append(epoch)
-        if run.group.rank == 0:
-            store.save(folder, header | run.state())
+    if resumed is not None:
+        training.load_state_dict(resumed)
+    while len(training.history) < training.recipe.epochs:
+        epoch = training.run_epoch(on_step)
+        fault = training.processes.share_first(training.find_fault(epoch))
+        if fault:
+            good = f"{folder / CHECKPOINT} is of epoch {epoch.epoch - 1}, the last good one"
+            raise TrainingError(f"{fault}. {good if epoch.epoch > 1 else 'Nothing was saved'}")
+        training.history.append(epoch)
+        if training.processes.rank == 0:
+            save_checkpoint(folder, header | training.state_dict())
             if on_epoch is not None:
                 on_epoch(epoch)
-    return Trained(run.model.eval(), run.history, folder / store.CHECKPOINT)
+    return Trained(training.model.eval(), training.history, folder / CHECKPOINT)
 
 
-def settle_precision(
-    device: torch.device, half: torch.dtype | None, resumed: dict[str, Any] | None
-) -> torch.dtype | None:
-    """Return the half precision that this machine can train in, or None for float32.
+def _lock_first(folder: Path, processes: Processes) -> AbstractContextManager[None]:
+    """Lock the folder against a second training; the first process holds the lock for all."""
+    return lock_folder(folder, doing="trains") if processes.rank == 0 else nullcontext()
 
-    A training that was begun elsewhere goes on here, with a warning if its bits will differ; one that
-    begins here is refused what this machine cannot do.
-    """
-    if half == torch.bfloat16 and not precision.has_bfloat16(device):
-        if resumed is None:
-            raise ValueError(
-                "expected a processor with bfloat16 instructions for mixed precision; this one has "
-                "none, and would be many times slower or crash; leave --mixed-precision out"
-            )
-        half = None
-    if resumed is not None:
-        before, now = resumed.get("arithmetic"), precision.describe_arithmetic(device, half)
-        if before is not None and before != now:
-            warnings.warn(
-                f"this training began in {before} and goes on in {now}: it is no longer identical, "
-                "bit for bit, to one that never stopped",
-                stacklevel=2,
-            )
-    return half
+
+def save_checkpoint(folder: Path, checkpoint: dict[str, Any]) -> None:
+    """Write the checkpoint, the averaged weights if there are any, and one log line per epoch."""
+    with replace_file(folder / CHECKPOINT) as file:
+        torch.save(checkpoint, file)
+    if checkpoint["average"] is not None:
+        # Without the entries that only resuming needs: a file for `dent.load_model` alone.
+        shown = {key: value for key, value in checkpoint.items() if key not in ("optimizer", "scaler")}
+        with replace_file(folder / AVERAGE) as file:
+            torch.save(shown | {"model": checkpoint["average"], "average": None}, file)
+    with replace_file(folder / LOG) as file:
+        file.writelines(json.dumps(epoch).encode() + b"\n" for epoch in checkpoint["history"])
+
+
+def load_checkpoint(folder: Path, *, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the checkpoint of the folder, or None. Raise ValueError if it is of another training."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        checkpoint: dict[str, Any] = read(path)
+        found = checkpoint["asked"]
+    except Exception as error:
+        raise ValueError(
+            f"{path} is no checkpoint of a training ({error}); move it away, or choose another folder"
+        ) from error
+    if found != asked:
+        differences = [
+            f"{key} is {found.get(key)!r} there, {asked.get(key)!r} was asked for"
+            for key in {**found, **asked}
+            if found.get(key) != asked.get(key)
+        ]
+        raise ValueError(
+            f"{folder} holds another training: {'; '.join(differences)}. "
+            "Choose another folder, or ask for the same"
+        )
+    return checkpoint
+
+
+def check_sizes(dataset: Dataset, recipe: Recipe, processes: Processes) -> None:
+    """Raise ValueError if the processes cannot share a batch, or the images do not fill one."""
+    size, images = recipe.batch_size, len(dataset) - recipe.hold_out
+    if size % processes.count:
+        raise ValueError(f"expected batch_size as a multiple of {processes.count} processes, got {size}")
+    if images < size:
+        raise ValueError(
+            f"expected at least one batch of {size} images, got {len(dataset)} less {recipe.hold_out} "
+            "held out; lower batch_size or hold_out"
+        )
+
+
+def make_model(
+    architecture: str,
+    dataset: Dataset,
+    recipe: Recipe,
+    *,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+) -> nn.Module:
+    """Return the model with random weights drawn by the recipe's seed."""
+    if ":" in architecture and (mean is not None or std is not None):
+        raise ValueError(f"{architecture} does its own normalization; leave mean and std out")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        if ":" not in architecture:
+            return build(architecture, classes=len(dataset.classes), mean=mean, std=std)
+        return load_model(architecture).train()
 
 
 def copy_weights(start: str | Path, architecture: str, model: nn.Module) -> None:
@@ -134,20 +190,20 @@ def copy_weights(start: str | Path, architecture: str, model: nn.Module) -> None
     is_file = Path(start).is_file()
     source = load_model(architecture, weights=start) if is_file else load_model(start)
     fit(model, source.state_dict(), source=str(start))
-    for name in ("mean", "std"):  # of the input's normalization, which is no part of a state dict
+    for name in ("mean", "std"):  # the normalization of the input is not in the state dict
         ours, theirs = getattr(model, name, None), getattr(source, name, None)
         if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
             setattr(model, name, theirs.clone())
 
 
-def describe(
+def describe_training(
     architecture: str,
     model: nn.Module,
     dataset: Dataset,
     recipe: Recipe,
     start: str | Path | None,
 ) -> dict[str, Any]:
-    """What a checkpoint says of itself: how to load it, and what was asked for, to resume it."""
+    """Return what a checkpoint says about itself: how to load it, and what was asked for."""
     mean, std = (getattr(model, name, torch.zeros(0)).flatten().tolist() for name in ("mean", "std"))
     asked = {"architecture": architecture, "data": dataset.name, "images": len(dataset)}
     if start is not None:
@@ -168,33 +224,3 @@ def digest_weights(model: nn.Module) -> str:
     for name, value in model.state_dict().items():
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
-
-
-def make_model(
-    architecture: str,
-    dataset: Dataset,
-    recipe: Recipe,
-    *,
-    mean: float | Sequence[float] | None,
-    std: float | Sequence[float] | None,
-) -> nn.Module:
-    """The model with the random weights of the recipe's seed."""
-    if ":" in architecture and (mean is not None or std is not None):
-        raise ValueError(f"{architecture} does its own normalization; leave mean and std out")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        if ":" not in architecture:
-            return build(architecture, classes=len(dataset.classes), mean=mean, std=std)
-        return load_model(architecture).train()
-
-
-def check_training(dataset: Dataset, recipe: Recipe, group: Processes) -> None:
-    """Refuse what cannot be trained, before anything is written."""
-    size, images = recipe.batch_size, len(dataset) - recipe.hold_out
-    if size % group.count:
-        raise ValueError(f"expected batch_size as a multiple of {group.count} processes, got {size}")
-    if images < size:
-        raise ValueError(
-            f"expected at least one batch of {size} images, got {len(dataset)} less {recipe.hold_out} "
-            "held out; lower batch_size or hold_out"
-        )

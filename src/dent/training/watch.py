@@ -1,4 +1,4 @@
-"""When training has gone wrong, and what to tell."""
+"""What is measured after an epoch, and when training has gone wrong."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is known of one epoch: of its batches, and of the images that are watched after it."""
+    """One epoch: means over its batches, and accuracies on the watched images after it."""
 
-    epoch: int  # 1 for the first
+    epoch: int  # counted from 1
     lr: float  # of its last update
     loss: float  # mean over its updates
-    accuracy: float  # on what it trained on: natural or attacked images, as the recipe says
+    accuracy: float  # on the batches as they were trained on, natural or attacked
     natural: float  # accuracy on the watched images
-    robust: float | None  # the same under PGD-10, of the recipe's radius
-    fgsm: float | None  # the same under one step, as fast AT makes it
+    robust: float | None  # the same under PGD-10 at the recipe's radius
+    fgsm: float | None  # the same under one step, as in fast AT
     seconds: float
     average_natural: float | None = None  # natural and robust accuracy of the averaged weights
     average_robust: float | None = None
 
 
 class TrainingError(ValueError):
-    """Training was stopped: it diverged or collapsed."""
+    """Training was stopped because it diverged or collapsed."""
 
 
-# So many epochs in a row at chance are a fault, once the learning rate has risen to a tenth of its peak.
+# Epochs in a row at chance that are a fault, once the learning rate has reached a tenth of its peak.
 PATIENCE = 3
 
 
-def fault(history: Sequence[Epoch], *, classes: int, watched: int, lr: float, fast: bool) -> str | None:
-    """Why training should not go on after the last epoch of the history, or None.
+def find_fault(
+    history: Sequence[Epoch], *, classes: int, watched: int, lr: float, fast: bool
+) -> str | None:
+    """Return why training should stop after the last epoch of `history`, or None.
 
-    `watched` is the number of images that the accuracies come from, `lr` the recipe's highest learning
-    rate, `fast` whether the attack in training has a single step, which a model can learn to answer
-    without being robust.
+    watched: number of images that the accuracies come from.
+    lr: the recipe's highest learning rate.
+    fast: True if the attack in training has one step, which a model can learn to answer without
+    being robust.
     """
     last = history[-1]
     if not math.isfinite(last.loss):

@@ -1,4 +1,4 @@
-"""A training from names: data, model, the accuracy on the test images, and the card of the result."""
+"""Train a model on data given by name, measure it, and write its card."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from dent.data.dataset import Dataset
 from dent.intervals import wilson
 from dent.loggers import open_logger
 from dent.storage import replace_file
-from dent.training.loop import Step, split
-from dent.training.processes import is_first
+from dent.training.loop import Step, split_images
+from dent.training.machine import is_first
 from dent.training.recipe import Recipe
 from dent.training.train import Trained, train
 from dent.training.watch import Epoch
@@ -27,7 +27,7 @@ from dent.training.watch import Epoch
 CARD = "card.json"
 
 
-def run(
+def train_and_measure(
     architecture: str,
     recipe: Recipe,
     *,
@@ -40,27 +40,27 @@ def run(
     on_epoch: Callable[[Epoch], None] | None = None,
     **options: Any,
 ) -> dict[str, Any] | None:
-    """Train on the training images of `data`, measure on its test images; the card of the model.
+    """Train on the training images of `data`, measure on its test images, and return the card.
 
-    Of several processes the first returns the card, the others nothing. `test_data` are other test
-    images than those of `data`, for data that have none.
+    Under `torchrun`, the first process returns the card, the others None. `test_data` replaces the
+    test images of `data`, for data that have none. `options` are further arguments of `train`.
     """
     images = open_data(data, split="train", progress=progress)
     with ExitStack() as stack:
-        log = [
+        writers = [
             stack.enter_context(open_logger(name, out, recipe.model_dump()))
             for name in loggers
             if is_first()
         ]
 
-        def each_epoch(epoch: Epoch) -> None:
-            for write in log:
-                write(figures(epoch), epoch.epoch)
+        def log_epoch(epoch: Epoch) -> None:
+            for write in writers:
+                write(list_figures(epoch), epoch.epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
 
         trained = train(
-            architecture, images, recipe, out=out, on_step=on_step, on_epoch=each_epoch, **options
+            architecture, images, recipe, out=out, on_step=on_step, on_epoch=log_epoch, **options
         )
     if not is_first():
         return None
@@ -70,8 +70,8 @@ def run(
     return card
 
 
-def figures(epoch: Epoch) -> dict[str, float]:
-    """The figures that the epoch has, for a logger."""
+def list_figures(epoch: Epoch) -> dict[str, float]:
+    """Return the figures of an epoch by name, for a logger."""
     return {
         name: value for name, value in asdict(epoch).items() if value is not None and name != "epoch"
     }
@@ -85,11 +85,11 @@ def make_card(
     recipe: Recipe,
     trained: Trained,
 ) -> dict[str, Any]:
-    """What a person must know of a trained model."""
+    """Return what a reader must know about a trained model."""
     what, tested = "natural, test images", open_data(test_data or data, split="test")
     if tested.source == images.source and torch.equal(tested.labels, images.labels):
-        # The data have no test images of their own: these were trained on, all but the held-out ones.
-        trained_on, held_out = split(images, recipe)
+        # The data have no test images: all but the held-out ones were trained on.
+        trained_on, held_out = split_images(images, recipe)
         what = (
             "natural, held-out images" if recipe.hold_out else "natural, the training images themselves"
         )
@@ -100,16 +100,16 @@ def make_card(
         "data": data,
         "recipe": recipe.model_dump(),
         "seconds": round(sum(epoch.seconds for epoch in trained.history)),
-        "accuracies": [accuracy(what, count_correct(trained.model, tested), len(tested))],
+        "accuracies": [make_accuracy(what, count_correct(trained.model, tested), len(tested))],
         "torch": torch.__version__,
         "sha256": hashlib.sha256(trained.checkpoint.read_bytes()).hexdigest(),
     }
 
 
-def accuracy(what: str, correct: int, n: int) -> dict[str, Any]:
-    """A share as a card has it: in percent, with n and its 95 % interval.
+def make_accuracy(what: str, correct: int, n: int) -> dict[str, Any]:
+    """Return an accuracy as cards store it: in percent, with n and its 95 % interval.
 
-    >>> accuracy("natural", 81, 100)
+    >>> make_accuracy("natural", 81, 100)
     {'what': 'natural', 'n': 100, 'percent': 81.0, 'low': 72.22, 'high': 87.49}
     """
     low, high = wilson(correct, n)
@@ -121,11 +121,11 @@ def accuracy(what: str, correct: int, n: int) -> dict[str, Any]:
 
 
 def count_correct(model: nn.Module, dataset: Dataset, *, batch_size: int = 500) -> int:
-    """How many images of the data set the model classifies as labeled."""
+    """Return the number of images that the model classifies as labeled."""
     device = next(model.parameters()).device
     correct = 0
     with torch.no_grad():
         for inputs, labels in dataset.batches(batch_size):
-            # `forward` is the model without compilation, whose batches had another size.
+            # `forward` is the model without compilation, because these batches have another size.
             correct += int((model.forward(inputs.to(device)).argmax(1).cpu() == labels).sum())
     return correct
