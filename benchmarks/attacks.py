@@ -231,7 +231,7 @@ def main() -> None:
     results: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     measures: dict[str, tuple[Callable[[], list[dict[str, Any]]], str]] = {
         "defended": (defended, f"APGD on resnet20-at with a defense, batch {BATCH}"),
-        "calls": (calls, "AttackedModel of resnet20-at, and of the copy that is searched on"),
+        "calls": (calls, "Calls of resnet20-at and of its fused copy"),
         "static": (lambda: static(given.n, given.batch), "Standard AutoAttack, Linf"),
     }
     for name, (measure, title) in measures.items():

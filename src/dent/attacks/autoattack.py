@@ -17,7 +17,7 @@ from dent.attacks.findings import Finding, detect_stronger_square, inspect_model
 from dent.attacks.fused import fuse_batch_norm
 from dent.attacks.losses import margin
 from dent.attacks.reference import run_reference
-from dent.attacks.search import AttackResult, Model, begin, depends_on_batch, is_broken
+from dent.attacks.search import AttackResult, Model, begin, depends_on_batch, is_broken, join_results
 from dent.attacks.square import square
 from dent.names import lookup
 
@@ -202,11 +202,7 @@ def _join_batches(runs: Sequence[SuiteResult]) -> SuiteResult:
     findings = {finding.name: finding for run in reversed(runs) for finding in run.findings}
     stronger = detect_stronger_square(attacks)
     return SuiteResult(
-        torch.cat([run.inputs for run in runs]),
-        torch.cat([run.success for run in runs]),
-        torch.cat([run.logits for run in runs]),
-        sum(run.queries for run in runs),
-        sum(run.gradients for run in runs),
+        **vars(join_results(runs)),
         broken=torch.cat([run.broken for run in runs]),
         attacks=attacks,
         findings=(*findings.values(), *([stronger] if stronger else [])),

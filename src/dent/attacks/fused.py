@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -101,36 +100,21 @@ def _replace(net: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 def _find_pairs(net: nn.Module, inputs: Tensor) -> Iterator[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     """Yield each convolution whose output goes into a batch norm with statistics, both called once."""
-    made: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # the tensor is stored to keep its id unique
-    calls: list[tuple[nn.Module, Tensor]] = []
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []  # holds the tensors, so that their ids are unique
 
-    def note_convolution(module: nn.Conv2d, _: tuple[Tensor, ...], output: Tensor) -> None:
-        made[id(output)] = (module, output)
-        calls.append((module, output))
+    def note_call(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((module, given[0], output))
 
-    def note_norm(module: nn.BatchNorm2d, given: tuple[Tensor, ...]) -> None:
-        calls.append((module, given[0]))
-
-    with _hook(net, note_convolution, note_norm):
-        net(inputs)
-    modules = [module for module, _ in calls]
-    for module, given in calls:
-        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and id(given) in made:
-            convolution = made[id(given)][0]
-            if modules.count(convolution) == modules.count(module) == 1:
-                yield convolution, module
-
-
-@contextmanager
-def _hook(net: nn.Module, note_convolution: object, note_norm: object) -> Iterator[None]:
-    handles = []
-    for module in net.modules():
-        if type(module) is nn.Conv2d:
-            handles.append(module.register_forward_hook(note_convolution))  # type: ignore[arg-type]
-        elif type(module) is nn.BatchNorm2d:
-            handles.append(module.register_forward_pre_hook(note_norm))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    parts = [part for part in net.modules() if type(part) in (nn.Conv2d, nn.BatchNorm2d)]
+    handles = [part.register_forward_hook(note_call) for part in parts]
+    net(inputs)
+    for handle in handles:
+        handle.remove()
+    modules = [module for module, _, _ in calls]
+    sources = {id(output): module for module, _, output in calls}
+    for module, given, _ in calls:
+        source = sources.get(id(given))
+        if not isinstance(source, nn.Conv2d) or not isinstance(module, nn.BatchNorm2d):
+            continue
+        if module.running_mean is not None and modules.count(source) == modules.count(module) == 1:
+            yield source, module

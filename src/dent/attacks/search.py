@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -31,6 +31,17 @@ class AttackResult:
     logits: Tensor  # (N, classes) of `inputs`
     queries: int  # inputs that went forward through the model
     gradients: int  # inputs that went backward through the model
+
+
+def join_results(results: Sequence[AttackResult]) -> AttackResult:
+    """Concatenate the rows of several batches, each with its answer in its own batch."""
+    return AttackResult(
+        torch.cat([result.inputs for result in results]),
+        torch.cat([result.success for result in results]),
+        torch.cat([result.logits for result in results]),
+        sum(result.queries for result in results),
+        sum(result.gradients for result in results),
+    )
 
 
 class View(Protocol):

@@ -19,45 +19,6 @@ from dent.names import lookup
 from dent.seeds import generator
 
 
-def fpa(
-    defense: DynamicDefense[State],
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    eps: float,
-    norm: str = "linf",
-    **settings: Any,
-) -> AttackResult:
-    """Attack the model as adapted to the last round's points (fixed point attack); see `gmsa`."""
-    return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="last", **settings)
-
-
-def gmsa_avg(
-    defense: DynamicDefense[State],
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    eps: float,
-    norm: str = "linf",
-    **settings: Any,
-) -> AttackResult:
-    """Increase the average loss over the static and all adapted models so far; see `gmsa`."""
-    return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="average", **settings)
-
-
-def gmsa_min(
-    defense: DynamicDefense[State],
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    eps: float,
-    norm: str = "linf",
-    **settings: Any,
-) -> AttackResult:
-    """Increase each input's lowest loss over the static and all adapted models so far; see `gmsa`."""
-    return gmsa(defense, inputs, labels, eps=eps, norm=norm, over="minimum", **settings)
-
-
 def gmsa(
     defense: DynamicDefense[State],
     inputs: Tensor,
@@ -108,6 +69,25 @@ def gmsa(
                 attacked.queries += view.extra_queries
         results.append(attacked.submit(best.points, labels))
     return pick_strongest(results, mask)
+
+
+def fpa(defense: DynamicDefense[State], inputs: Tensor, labels: Tensor, **settings: Any) -> AttackResult:
+    """Attack the model as adapted to the last round's points (fixed point attack); see `gmsa`."""
+    return gmsa(defense, inputs, labels, over="last", **settings)
+
+
+def gmsa_avg(
+    defense: DynamicDefense[State], inputs: Tensor, labels: Tensor, **settings: Any
+) -> AttackResult:
+    """Increase the average loss over the static and all adapted models so far; see `gmsa`."""
+    return gmsa(defense, inputs, labels, over="average", **settings)
+
+
+def gmsa_min(
+    defense: DynamicDefense[State], inputs: Tensor, labels: Tensor, **settings: Any
+) -> AttackResult:
+    """Increase each input's lowest loss over the static and all adapted models so far; see `gmsa`."""
+    return gmsa(defense, inputs, labels, over="minimum", **settings)
 
 
 class Average(Generic[State]):

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.submission import PartResult, join_rows, select_rows
+from dent.attacks.adaptive.submission import PartResult, select_rows
 from dent.attacks.adaptive.views import Direct, GradientAttack, MakeView, climb
 from dent.attacks.apgd import apgd
 from dent.attacks.checks import check_attack
-from dent.attacks.search import AttackResult, Model
+from dent.attacks.search import AttackResult, Model, join_results
 from dent.seeds import generator
 
 
@@ -87,7 +87,7 @@ def one_among(
             eps=eps, norm=norm, mask=first, seed=generator(seed, index).initial_seed(), **settings,
         )  # fmt: skip
         results.append(select_rows(result, first))
-    return join_rows(results)
+    return join_results(results)
 
 
 def draw_companions(image: Tensor, pool: Tensor, count: int, *, seed: int, index: int) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.submission import join_rows, select_rows, submit
+from dent.attacks.adaptive.submission import select_rows, submit
 from dent.attacks.adaptive.views import GradientAttack
 from dent.attacks.checks import check_attack, check_numbers
-from dent.attacks.search import AttackResult, Model
+from dent.attacks.search import AttackResult, Model, join_results
 from dent.seeds import generator
 
 
@@ -64,4 +64,4 @@ def sorted_batches(
             own = generator(seed, number).initial_seed()
             part = None if mask is None else mask[at]
             results.append(attack(model, inputs[at], labels[at], mask=part, seed=own, **settings))
-    return select_rows(join_rows(results), order.argsort())
+    return select_rows(join_results(results), order.argsort())

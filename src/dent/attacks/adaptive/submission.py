@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from dent.attacks.checks import check_labels
@@ -37,6 +36,7 @@ def submit(model: Model, points: Tensor, labels: Tensor) -> AttackResult:
 def pick_strongest(results: Iterable[AttackResult], mask: Tensor | None = None) -> AttackResult:
     """Return the whole batch in which most inputs (of the mask) are broken, at the cost of all batches.
 
+    >>> import torch
     >>> success = torch.tensor([[True, False], [True, True]])
     >>> two = [AttackResult(torch.rand(2, 3), row, torch.rand(2, 2), 20, 10) for row in success]
     >>> best = pick_strongest(two)
@@ -56,15 +56,4 @@ def select_rows(result: AttackResult, rows: Tensor) -> AttackResult:
     """Return the result for some rows, or for all rows in another order."""
     return replace(
         result, inputs=result.inputs[rows], success=result.success[rows], logits=result.logits[rows]
-    )
-
-
-def join_rows(results: list[AttackResult]) -> AttackResult:
-    """Concatenate the rows of several batches, each with its answer in its own batch."""
-    return AttackResult(
-        torch.cat([result.inputs for result in results]),
-        torch.cat([result.success for result in results]),
-        torch.cat([result.logits for result in results]),
-        sum(result.queries for result in results),
-        sum(result.gradients for result in results),
     )
