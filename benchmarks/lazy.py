@@ -1,10 +1,10 @@
-"""What lazy attacks cost and lose: adapting the defense at every r-th step of APGD only.
+"""Measure what lazy attacks save and lose: the defense adapts only at every r-th step of APGD.
 
     python benchmarks/lazy.py [--steps 100] [--json FILE]
 
-On classifiers that others trained (see third_party.py) with the defenses that suit them. All values of r
-run in turns on each batch; what is submitted is scored on the whole defense. Robust accuracy should not
-be higher than with r = 1 by more than a point, and r = 5 at least three times as fast.
+The models are classifiers that others trained (see third_party.py), with the defenses that suit them.
+All values of r run in turns on each batch, and the whole defense scores what they submit. With r = 5,
+robust accuracy should exceed that of r = 1 by at most a point, in a third of the time or less.
 """
 
 from __future__ import annotations

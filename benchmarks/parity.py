@@ -1,14 +1,13 @@
-"""Whether our attacks break what the reference breaks: verdicts per image, side by side.
+"""Compare the verdicts of our attacks with the reference, image by image.
 
     python benchmarks/parity.py [--out FOLDER] [--only TEXT] [--engine dent|reference] [--n 256]
                                 [--seeds 1]
 
 For each model, norm and radius, the four attacks of AutoAttack's standard version run alone, by
-`pyautoattack` and by dent, on the same images. The ensemble is what all four leave standing. The
-versions plus and rand run as a whole, on the smallest model at the middle one of its radii. Square is
-random: with more `--seeds` it runs with each, and a second table has what it leaves on average.
-Finished units are kept in the folder, one small file each, and not run again; the tables show what is
-there.
+`pyautoattack` and by dent, on the same images. The ensemble is the worst case over all four. The
+versions plus and rand run as a whole, on the smallest model at the middle radius. Square is random: with
+several `--seeds` it runs once per seed, and a second table shows the mean. Each finished unit is a small
+file in the folder and is not run again; the tables show all finished units.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ BALLS = [
 
 @dataclass(frozen=True)
 class Unit:
-    """One attack, or version of AutoAttack, by one engine on one model."""
+    """One attack, or one version of AutoAttack, by one engine on one model."""
 
     model: str
     norm: str
@@ -66,8 +65,8 @@ class Unit:
         return "_".join(parts + [f"seed{self.seed}"] * (self.seed > 0)) + ".json"
 
 
-def standing(unit: Unit, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Which images the attack leaves, with the settings that it has in the standard version."""
+def find_standing(unit: Unit, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return which images withstand the attack with the settings of the standard version."""
     alone = unit.attack in ATTACKS
     what = {"attacks": [unit.attack]} if alone else {"version": unit.attack}
     run = dent.attacks.autoattack(
@@ -77,50 +76,50 @@ def standing(unit: Unit, model: nn.Module, inputs: Tensor, labels: Tensor) -> Te
     return ~run.broken
 
 
-def run(unit: Unit, out: Path, n: int) -> None:
+def run_unit(unit: Unit, out: Path, n: int) -> None:
     model = third_party.MODELS[unit.model]()
     inputs, labels = dent.load_data("cifar10", n=n)
     started = time.perf_counter()
-    left = standing(unit, model, inputs, labels)
+    left = find_standing(unit, model, inputs, labels)
     content = {"n": n, "seconds": time.perf_counter() - started, "standing": left.int().tolist()}
     with replace_file(out / unit.file) as file:
         file.write(json.dumps(content).encode())
 
 
-def read(out: Path, unit: Unit) -> Tensor | None:
-    """Which images the unit left, if it is done."""
+def read_standing(out: Path, unit: Unit) -> Tensor | None:
+    """Return which images withstand the unit's attack, or None if it has not run."""
     file = out / unit.file
     return torch.tensor(json.loads(file.read_text())["standing"]) if file.exists() else None
 
 
-def rows(out: Path) -> list[dict[str, Any]]:
-    """A row for each attack and for their ensemble, where both engines are done."""
+def list_rows(out: Path) -> list[dict[str, Any]]:
+    """Return a row for each attack and for their ensemble, if both engines have run."""
     table = []
     for ball in BALLS:
         done = {}
         for attack in (*ATTACKS, *VERSIONS):
-            theirs, ours = (read(out, Unit(*ball, attack, engine)) for engine in ENGINES)
+            theirs, ours = (read_standing(out, Unit(*ball, attack, engine)) for engine in ENGINES)
             if theirs is not None and ours is not None:
                 done[attack] = (theirs, ours)
         if all(attack in done for attack in ATTACKS):
             alone = zip(*(done[attack] for attack in ATTACKS), strict=True)
             theirs, ours = (torch.stack(one).amin(0) for one in alone)
             done["ensemble"] = (theirs, ours)
-        table += [row(*ball, attack, *both) for attack, both in done.items()]
+        table += [make_row(*ball, attack, *both) for attack, both in done.items()]
     return table
 
 
-def seed_rows(out: Path, seeds: int) -> list[dict[str, Any]]:
-    """What Square leaves on average, where each engine ran with several seeds.
+def list_seed_rows(out: Path, seeds: int) -> list[dict[str, Any]]:
+    """Return the mean of Square over seeds for each engine, if both ran with several seeds.
 
-    And how many verdicts are the same, of an engine with two seeds and of the one with the other.
+    The rows also have the share of equal verdicts: between two seeds of one engine, and between engines.
     """
     table = []
     for ball in BALLS:
         runs = []
         for engine in ENGINES:
             units = (Unit(*ball, "square", engine, seed) for seed in range(seeds))
-            runs.append([left for unit in units if (left := read(out, unit)) is not None])
+            runs.append([left for unit in units if (left := read_standing(out, unit)) is not None])
         if min(map(len, runs)) < 2:
             continue
         theirs, ours = ([100 * float(left.float().mean()) for left in some] for some in runs)
@@ -132,20 +131,22 @@ def seed_rows(out: Path, seeds: int) -> list[dict[str, Any]]:
                 "reference %": f"{mean(theirs):.1f} ± {stdev(theirs):.1f}",
                 "dent %": f"{mean(ours):.1f} ± {stdev(ours):.1f}",
                 "difference": f"{mean(ours) - mean(theirs):+.2f} ± {error:.2f}",
-                "same, reference %": same_verdicts(combinations(runs[0], 2)),
-                "same, dent %": same_verdicts(combinations(runs[1], 2)),
-                "same, both %": same_verdicts(product(runs[0], runs[1])),
+                "same, reference %": share_equal(combinations(runs[0], 2)),
+                "same, dent %": share_equal(combinations(runs[1], 2)),
+                "same, both %": share_equal(product(runs[0], runs[1])),
             }
         )
     return table
 
 
-def same_verdicts(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
-    """In %, the mean over pairs of runs."""
+def share_equal(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
+    """Return the share of equal verdicts in %, as a mean over pairs of runs."""
     return f"{100 * mean(float((one == other).float().mean()) for one, other in pairs):.1f}"
 
 
-def row(model: str, norm: str, eps: str, attack: str, theirs: Tensor, own: Tensor) -> dict[str, Any]:
+def make_row(
+    model: str, norm: str, eps: str, attack: str, theirs: Tensor, own: Tensor
+) -> dict[str, Any]:
     n = len(own)
     return {
         "model": model,
@@ -155,17 +156,17 @@ def row(model: str, norm: str, eps: str, attack: str, theirs: Tensor, own: Tenso
         "n": n,
         "reference %": f"{100 * theirs.float().mean():.1f}",
         "dent %": f"{100 * own.float().mean():.1f}",
-        "same verdict %": same_verdicts([(theirs, own)]),
+        "same verdict %": share_equal([(theirs, own)]),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/parity"))
-    parser.add_argument("--only", default="", help="units whose name has this in it")
+    parser.add_argument("--only", default="", help="Run only units whose file name contains this text.")
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--n", type=int, default=256)
-    parser.add_argument("--seeds", type=int, default=1, help="of Square; the others draw little")
+    parser.add_argument("--seeds", type=int, default=1, help="Number of seeds for Square (default: 1).")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     units = [
@@ -186,17 +187,17 @@ def main() -> None:
         for done, unit in enumerate(todo):
             move(done, len(todo), unit.file.removesuffix(".json"))
             try:
-                run(unit, given.out, given.n)
+                run_unit(unit, given.out, given.n)
             except FileNotFoundError as missing:
-                print(f"{unit.model}: left out, {missing}")
-    table = rows(given.out)
+                print(f"{unit.model}: skipped, {missing}")
+    table = list_rows(given.out)
     show_table(table, right=["n", "reference %", "dent %", "same verdict %"], title="Standing, in %")
-    if table := seed_rows(given.out, given.seeds):
+    if table := list_seed_rows(given.out, given.seeds):
         show_table(
             table,
             right=list(table[0])[3:],
-            title="What Square leaves: mean and deviation over seeds, the difference with its error; "
-            "and verdicts that are the same with two seeds, of one engine and of both",
+            title="Square, standing in %: mean and deviation over seeds, the difference with its error, "
+            "and the share of equal verdicts between seeds of one engine and between engines",
         )
 
 

@@ -36,7 +36,7 @@ def test_the_verdicts_of_the_reference(model: str, norm: str, eps: str, n: int) 
     for attack in parity.ATTACKS:
         for engine in standing:
             unit = parity.Unit(model, norm, eps, attack, engine)
-            standing[engine].append(parity.standing(unit, net, inputs, labels))
+            standing[engine].append(parity.find_standing(unit, net, inputs, labels))
     for engine in standing:
         standing[engine].append(torch.stack(standing[engine]).all(0))  # the ensemble
     for attack, theirs, ours in zip((*parity.ATTACKS, "ensemble"), *standing.values(), strict=True):
