@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -340,7 +343,7 @@ def test_what_ships_loads() -> None:
 
 
 def write_module(folder: Path, text: str) -> str:
-    name = f"own_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    name = f"own_{uuid4().hex}"
     (folder / f"{name}.py").write_text(text)
     return name
 
@@ -368,6 +371,29 @@ def test_own_function_of_the_current_folder(own: str, tmp_path: Path) -> None:
     loaded = load_model(f"{own}:net", weights=tmp_path / "own.pt", mean=0.5, std=0.5)
     assert isinstance(loaded, Normalized)
     torch.testing.assert_close(loaded(inputs), plain(2 * inputs - 1))
+
+
+def test_the_current_folder_does_not_stay_in_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbors are found when the module is imported and when its function runs, and only then."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    early, late, other = (write_module(tmp_path, "number = 3\n") for _ in range(3))
+    name = write_module(
+        tmp_path,
+        f"import {early}\n\ndef total(more=0):\n    import {late}\n"
+        f"    return {early}.number + {late}.number + more\n",
+    )
+    before = list(sys.path)
+    total = import_function(f"{name}:total")
+    assert sys.path == before
+    monkeypatch.chdir(tmp_path.parent)
+    assert total(more=4) == 10
+    assert sys.path == before
+    assert list(inspect.signature(total).parameters) == ["more"]
+    with pytest.raises(ModuleNotFoundError):
+        import_module(other)
 
 
 def test_own_function_that_is_none(own: str) -> None:

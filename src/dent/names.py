@@ -1,10 +1,12 @@
-"""Looking a name up: in one of the library's visible tables, or in a module of the user's."""
+"""Look names up, in a table of the library or in a module of the user."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import update_wrapper
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +15,7 @@ T = TypeVar("T")
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """The entry called `name`; an unknown name is an error that lists the choices.
+    """Return the entry called `name`. Raise ValueError with the choices if there is none.
 
     >>> lookup("preset", "dentt", {"dent": 1, "tent": 2})
     Traceback (most recent call last):
@@ -27,7 +29,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 
 def check_known(kind: str, names: Iterable[str], known: list[str]) -> None:
-    """Refuse names that are not known, all at once, with the nearest that are.
+    """Raise TypeError if some names are not known; it lists all of them, and the nearest known names.
 
     >>> check_known("settings", ["step", "lr"], ["steps", "lr"])
     Traceback (most recent call last):
@@ -43,9 +45,10 @@ def check_known(kind: str, names: Iterable[str], known: list[str]) -> None:
 
 
 def import_function(spec: str) -> Callable[..., Any]:
-    """The function that `package.module:function` names.
+    """Return the function that `package.module:function` names.
 
-    Modules of the current folder are found as `python -m` finds them: the folder joins `sys.path`.
+    Modules of the current folder are found too. The folder is in `sys.path` only while the module is
+    imported and while the function runs, so that both may import their neighbors.
 
     >>> import_function("math:hypot")(3, 4)
     5.0
@@ -58,10 +61,9 @@ def import_function(spec: str) -> Callable[..., Any]:
     if not all(part.isidentifier() for part in (*module_name.split("."), *name.split("."))):
         raise ValueError(f"expected package.module:function, got {spec!r}")
     here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
     try:
-        found: Any = import_module(module_name)
+        with _search_in(here):
+            found: Any = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(f"importing {module_name!r} failed: {error}") from error
@@ -80,7 +82,26 @@ def import_function(spec: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"expected a function at {spec!r}, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _search_in(here):
+            return found(*args, **kwargs)
+
+    return update_wrapper(call, found, updated=())
+
+
+@contextmanager
+def _search_in(folder: str) -> Iterator[None]:
+    """Import modules from `folder` first while the block runs."""
+    if folder in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the module removed it itself
+            sys.path.remove(folder)
 
 
 def _hint(near: list[str]) -> str:
