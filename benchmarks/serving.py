@@ -31,9 +31,9 @@ from torch import Tensor
 
 import dent
 from dent.report.terminal import progress_bar, show_table
-from dent.serving.deployments import defended, described
-from dent.serving.run import cluster, running
-from dent.serving.settings import Serving, make_serving
+from dent.serving.replica import describe_service, load_defense
+from dent.serving.settings import Serving
+from dent.serving.start import run_server, start_ray
 
 SHARE = 85.0  # % of the limit, at least
 # Images of a request, and how many batches of them are on their way; 0: a single request at a time.
@@ -43,7 +43,7 @@ Figures = dict[str, float]
 
 def limit(serving: Serving, images: Tensor, seconds: float) -> float:
     """Images per second of the model alone."""
-    defense = defended(serving)
+    defense = load_defense(serving)
     torch.set_num_threads(serving.threads or 1)
     batch = images[: serving.batch_size]
     times: list[float] = []
@@ -129,15 +129,15 @@ def measured(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serving = make_serving(
+    serving = Serving(
         model=given.model, threads=given.threads, batch_size=given.batch_size, port=port, queue=1000,
-        deadline="10min",
+        deadline=600,
     )  # fmt: skip
     images = dent.load_data("cifar10", n=max(serving.batch_size, 8))[0]
     found: dict[str, list[Figures]] = {name: [] for name in LOADS}
     turns = [name for _ in range(given.rounds) for name in LOADS]
-    told = described(serving)
-    with progress_bar("serving") as move, cluster(serving), running(serving, told):
+    service = describe_service(serving)
+    with progress_bar("serving") as move, start_ray(serving), run_server(serving, service):
         most = limit(serving, images, given.seconds)
         for number, name in enumerate(turns):
             move(number, len(turns), name)
@@ -176,7 +176,7 @@ def main() -> None:
     least = min(row["share of the limit %"] for row in rows if row["load"].endswith("saturated"))
     print(f"\nat saturation, {least} % of the limit (at least {SHARE:g})")
     if given.json:
-        content = {"asked": serving.to_json(), "rounds": found, "loads": rows, "share": least}
+        content = {"asked": serving.model_dump(), "rounds": found, "loads": rows, "share": least}
         given.json.write_text(json.dumps(content, indent=2) + "\n")
 
 

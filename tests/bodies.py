@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dent.serving.inputs import Refused, read_images
-from dent.serving.settings import make_serving
+from dent.serving.inputs import Refusal, read_images
+from dent.serving.settings import Serving
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 pytest.importorskip("python_multipart", reason="needs python-multipart")
-LIMITS = make_serving(size=(4, 6), max_images=3, max_body="200kB", max_pixels=10_000)
-RESIZING = make_serving(size=(4, 6), max_images=3, max_body="200kB", max_pixels=10_000, resize=True)
+LIMITS = Serving(size=(4, 6), max_images=3, max_body=200_000, max_pixels=10_000)
+RESIZING = Serving(size=(4, 6), max_images=3, max_body=200_000, max_pixels=10_000, resize=True)
 BYTES = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
 FORM = "multipart/form-data; boundary=x"
 NPY, JSON = "application/x-npy", "application/json"
@@ -72,7 +72,7 @@ def header_of(shape: str, descr: str = "'|u1'") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
-def refused(body: bytes, content_type: str, limits: Any = LIMITS) -> Refused:
-    with pytest.raises(Refused) as error:
+def refused(body: bytes, content_type: str, limits: Any = LIMITS) -> Refusal:
+    with pytest.raises(Refusal) as error:
         read_images(body, content_type, limits)
     return error.value

@@ -10,19 +10,25 @@ from typing import Any
 import numpy as np
 
 from dent.serving.answers import Answer, Prediction
-from dent.serving.page import page_html
-from dent.serving.settings import make_serving
+from dent.serving.app import make_page
+from dent.serving.settings import Serving
 
-SERVING = make_serving()
+SERVING = Serving()
 
 
 def answer(static: int = 3, defended: int = 5, *, names: tuple[str, ...] = SERVING.classes) -> Answer:
     shares = [0.6, *[0.4 / (len(names) - 1)] * (len(names) - 1)]
-    said = [
-        Prediction(label, names[label], tuple(np.roll(shares, label).tolist()), entropy)
-        for label, entropy in ((static, 1.25), (defended, 0.125))
-    ]
-    return Answer(defended=said[1], static=said[0], entropy_before=1.5, steps=6, seconds=0.0424)
+
+    def rolled(label: int) -> tuple[float, ...]:
+        return tuple(np.roll(shares, label).tolist())
+
+    return Answer(
+        label=defended, name=names[defended], probabilities=rolled(defended), entropy_before=1.5,
+        entropy_after=0.125, steps=6, seconds=0.0424,
+        static=Prediction(
+            label=static, name=names[static], probabilities=rolled(static), entropy=1.25
+        ),
+    )  # fmt: skip
 
 
 class Stub(ThreadingHTTPServer):
@@ -33,7 +39,7 @@ class Stub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[dict[str, str], bytes]] = []
-        self.page = page_html(SERVING)
+        self.page = make_page(SERVING)
         self.reply: Callable[[int], tuple[int, dict[str, str], Any]] = lambda _: (200, {}, answer())
 
     @property
@@ -53,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((dict(self.headers), body))
         status, headers, content = self.server.reply(len(self.server.asked))
         if isinstance(content, Answer):
-            content = {"answers": [content.to_json()]}
+            content = {"answers": [content.model_dump(by_alias=True)]}
         text = content if isinstance(content, str) else json.dumps(content)
         self._send(status if self.path == "/predict" else 404, headers, text.encode())
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import dent
 from dent.defense import defend
 from dent.serving import answers
-from dent.serving.answers import Answer, Failed, answer_batch
+from dent.serving.answers import Answer, ModelError, answer_batch
+from dent.serving.app import make_page
 from dent.serving.inputs import read_images
-from dent.serving.page import page_html
-from dent.serving.settings import INDEPENDENT, make_serving
+from dent.serving.settings import INDEPENDENT, Serving
 
 DEFENSES = [
     INDEPENDENT,
@@ -46,8 +46,12 @@ def inputs() -> Tensor:
     return torch.rand(5, 3, 8, 8, dtype=torch.double)
 
 
+def said(answer: Answer, side: str) -> Any:
+    return answer if side == "defended" else answer.static
+
+
 def stacked(given: list[Answer], side: str) -> Tensor:
-    return torch.tensor([getattr(one, side).probabilities for one in given], dtype=torch.double)
+    return torch.tensor([said(one, side).probabilities for one in given], dtype=torch.double)
 
 
 @pytest.mark.parametrize("text", DEFENSES)
@@ -60,13 +64,12 @@ def test_both_models_answer_as_if_called_directly(text: str, model: nn.Module, i
         probabilities = wanted.softmax(1)
         assert torch.allclose(stacked(given, side), probabilities, rtol=1e-9, atol=1e-12)
         for answer, row in zip(given, probabilities, strict=True):
-            said = getattr(answer, side)
-            assert said.label == row.argmax()
-            assert said.name == "abcd"[said.label]
-            assert said.entropy == pytest.approx(entropy(row), abs=1e-9)
-    before = (
-        state.trace.entropy[0] if defended.settings.steps else [one.defended.entropy for one in given]
-    )
+            one = said(answer, side)
+            assert one.label == row.argmax()
+            assert one.name == "abcd"[one.label]
+            unsure = answer.entropy_after if side == "defended" else answer.static.entropy
+            assert unsure == pytest.approx(entropy(row), abs=1e-9)
+    before = state.trace.entropy[0] if defended.settings.steps else [one.entropy_after for one in given]
     for answer, unsure in zip(given, before, strict=True):
         assert answer.entropy_before == pytest.approx(float(unsure), abs=1e-9)
         assert answer.steps == defended.settings.steps
@@ -77,7 +80,7 @@ def test_both_models_answer_as_if_called_directly(text: str, model: nn.Module, i
 
 def test_adaptation_makes_the_answers_surer(model: nn.Module, inputs: Tensor) -> None:
     for answer in answer_batch(defend(model, INDEPENDENT), inputs):
-        assert answer.defended.entropy < answer.entropy_before
+        assert answer.entropy_after < answer.entropy_before
         assert answer.entropy_before == pytest.approx(answer.static.entropy)
 
 
@@ -93,7 +96,7 @@ def test_fewer_steps_are_those_of_a_defense_with_fewer(
     assert torch.allclose(stacked(given, "defended"), shorter(inputs).softmax(1), rtol=1e-9, atol=1e-12)
     assert {one.steps for one in given} == {steps}
     if steps == 0:
-        assert all(one.entropy_before == one.defended.entropy for one in given)
+        assert all(one.entropy_before == one.entropy_after for one in given)
     assert {one.steps for one in answer_batch(defended, inputs)} == {changed.steps}
 
 
@@ -135,7 +138,7 @@ def test_logits_that_are_not_finite_are_the_servers_fault(
 ) -> None:
     defended = defend(Breaking(model), text)
     assert len(answer_batch(defended, inputs)) == 5
-    with pytest.raises(Failed, match="the model cannot answer: .* finite logits, got NaN") as error:
+    with pytest.raises(ModelError, match="the model cannot answer: .* finite logits, got NaN") as error:
         answer_batch(defended, torch.cat([inputs, torch.ones(1, 3, 8, 8)]))
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
     assert len(answer_batch(defended, inputs)) == 5  # nothing of it is left behind
@@ -144,14 +147,14 @@ def test_logits_that_are_not_finite_are_the_servers_fault(
 def test_a_model_that_breaks_in_adaptation_only_fails_too(model: nn.Module, inputs: Tensor) -> None:
     defended = dent.defend(model.float(), "dent", steps=2, lr=1e38)
     assert torch.isfinite(model(inputs.float())).all()
-    with pytest.raises(Failed, match="finite logits"):
+    with pytest.raises(ModelError, match="finite logits"):
         answer_batch(defended, inputs.float())
     assert len(answer_batch(defended, inputs.float(), 0)) == 5
 
 
 def test_images_that_the_model_cannot_take_fail(inputs: Tensor) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(400, 2))
-    with pytest.raises(Failed, match="the model cannot answer"):
+    with pytest.raises(ModelError, match="the model cannot answer"):
         answer_batch(dent.defend(model, "dent", steps=1), inputs.float())
 
 
@@ -160,20 +163,20 @@ def test_names_must_be_as_many_as_classes(model: nn.Module, inputs: Tensor) -> N
     with pytest.raises(ValueError, match="expected names for the 4 classes of the model, got 2"):
         answer_batch(defended, inputs, classes=("cat", "dog"))
     answer = answer_batch(defended, inputs)[0]
-    assert answer.defended.name == str(answer.defended.label)
+    assert answer.name == str(answer.label)
 
 
 def test_the_json_of_an_answer(model: nn.Module, inputs: Tensor) -> None:
     given = answer_batch(defend(model, INDEPENDENT), inputs, 2, classes=tuple("abcd"))
-    read = json.loads(json.dumps([one.to_json() for one in given], allow_nan=False))
+    read = [json.loads(one.model_dump_json(by_alias=True)) for one in given]
     for answer, content in zip(given, read, strict=True):
-        said, plain = answer.defended, answer.static
+        plain = answer.static
         assert content == {
-            "class": said.label,
-            "name": said.name,
-            "probabilities": list(said.probabilities),
+            "class": answer.label,
+            "name": answer.name,
+            "probabilities": list(answer.probabilities),
             "entropy_before": answer.entropy_before,
-            "entropy_after": said.entropy,
+            "entropy_after": answer.entropy_after,
             "steps": 2,
             "static": {
                 "class": plain.label,
@@ -220,8 +223,8 @@ def test_the_static_model_is_made_once_and_goes_with_its_defense(
 
 def test_the_examples_of_the_page_are_what_it_says() -> None:
     pytest.importorskip("PIL.Image", reason="needs Pillow")
-    serving = make_serving()
-    page = page_html(serving)
+    serving = Serving()
+    page = make_page(serving)
     found = re.search(r'id="examples">(.*?)</script>', page, re.DOTALL)
     assert found
     examples = json.loads(found[1])
@@ -238,15 +241,15 @@ def test_the_examples_of_the_page_are_what_it_says() -> None:
     notes = [one["note"] for one in examples]
     assert notes == ["natural", "attacked"] * 3
     # It helps, it does not help, and it is not needed.
-    static = [said.static.name == name for said, name in zip(given, names, strict=True)]
-    with_it = [said.defended.name == name for said, name in zip(given, names, strict=True)]
+    static = [one.static.name == name for one, name in zip(given, names, strict=True)]
+    with_it = [one.name == name for one, name in zip(given, names, strict=True)]
     assert static == [True, False, True, False, True, True]
     assert with_it == [True, True, True, False, True, True]
 
 
 def test_nothing_that_is_served_can_end_a_script_of_the_page() -> None:
-    page = page_html(make_serving(model="</script><script>alert(1)</script>", classes="a,</script>"))
-    assert page.count("</script>") == page_html(make_serving()).count("</script>")
+    page = make_page(Serving(model="</script><script>alert(1)</script>", classes=("a", "</script>")))
+    assert page.count("</script>") == make_page(Serving()).count("</script>")
     found = re.search(r'id="about">(.*?)</script>', page)
     assert found
     assert json.loads(found[1])["classes"] == ["a", "</script>"]

@@ -15,31 +15,33 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
-from dent.serving.admission import Admission
 from dent.serving.answers import Answer, Prediction
-from dent.serving.app import Token, make_app
-from dent.serving.batches import Answered, Batch
-from dent.serving.limits import Refused
+from dent.serving.app import Admission, Token, make_app
+from dent.serving.batches import BatchRecord, Reply
+from dent.serving.inputs import Refusal
 from dent.serving.metrics import Metrics
-from dent.serving.settings import Serving, make_serving
+from dent.serving.replica import Service
+from dent.serving.settings import Serving
 
-ABOUT: Any = {"model": "none", "defense": "static", "isolation": "independent"}
+SERVICE = Service("none", "static", "independent", shared=True, steps=6)
 IMAGE = {"inputs": torch.full((3, 2, 2), 0.5).tolist()}
-Predict = Callable[[Tensor], Awaitable[Answered]]
+Predict = Callable[[Tensor], Awaitable[Reply]]
 
 
-def answered(images: Tensor) -> Answered:
+def answered(images: Tensor) -> Reply:
     """The brightness of each image as the probability of the second class."""
-    said = [
-        Prediction(int(share > 0.5), "ab"[int(share > 0.5)], (1 - share, share), 0.5)
-        for share in images.mean((1, 2, 3)).tolist()
-    ]
-    return Answered(
-        tuple(Answer(one, one, 0.7, 6, 0.01) for one in said), batches=(Batch(len(images), 0.01),)
-    )
+    answers = []
+    for share in images.mean((1, 2, 3)).tolist():
+        said = {"label": int(share > 0.5), "name": "ab"[int(share > 0.5)]}
+        said["probabilities"] = (1 - share, share)
+        static = Prediction(**said, entropy=0.5)
+        answers.append(
+            Answer(**said, entropy_before=0.7, entropy_after=0.5, steps=6, static=static, seconds=0.01)
+        )
+    return Reply(tuple(answers), batches=(BatchRecord(len(images), 0.01),))
 
 
-async def at_once(images: Tensor) -> Answered:
+async def at_once(images: Tensor) -> Reply:
     return answered(images)
 
 
@@ -50,8 +52,8 @@ async def present() -> None:
 def app(predict: Predict = at_once, *, limit: int = 4, token: str | None = None, **settings: Any) -> Any:
     defaults: dict[str, Any] = {"size": (2, 2), "classes": "a,b", "max_images": 3}
     return make_app(
-        Serving(**defaults | settings), predict, about=ABOUT, alive=present, metrics=Metrics(),
-        admission=Admission(limit), token=Token(Token.digest_of(token)) if token else None,
+        Serving(**defaults | settings), SERVICE, predict=predict, check_replica=present,
+        metrics=Metrics(), admission=Admission(limit), token=Token(token) if token else None,
     )  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def test_a_full_queue() -> None:
     async def crowd() -> list[httpx.Response]:
         go_on = asyncio.Event()
 
-        async def when_told(images: Tensor) -> Answered:
+        async def when_told(images: Tensor) -> Reply:
             await go_on.wait()
             return answered(images)
 
@@ -126,7 +128,7 @@ def test_a_full_queue() -> None:
 def test_a_deadline_ends_the_work_too() -> None:
     ended = []
 
-    async def for_ever(images: Tensor) -> Answered:
+    async def for_ever(images: Tensor) -> Reply:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -187,25 +189,27 @@ def test_a_token() -> None:
 
 
 def test_health() -> None:
-    assert ask(app(), "GET", "/health").json() == {"status": "ok", **ABOUT}
+    assert ask(app(), "GET", "/health").json() == {
+        "status": "ok", "model": "none", "defense": "static", "isolation": "independent",
+    }  # fmt: skip
 
 
 def test_a_server_that_stops_finishes_what_it_has() -> None:
     async def stop() -> tuple[httpx.Response, httpx.Response, httpx.Response, int]:
         go_on, admission = asyncio.Event(), Admission(4)
 
-        async def when_told(images: Tensor) -> Answered:
+        async def when_told(images: Tensor) -> Reply:
             await go_on.wait()
             return answered(images)
 
         made = make_app(
-            make_serving(size=(2, 2), classes="a,b"), when_told, about=ABOUT, alive=present,
+            Serving(size=(2, 2), classes=("a", "b")), SERVICE, predict=when_told, check_replica=present,
             admission=admission, metrics=Metrics(),
         )  # fmt: skip
         async with client(made) as there:
             inside = asyncio.ensure_future(there.post("/predict", json=IMAGE))
             await asyncio.sleep(0.1)
-            emptied = asyncio.ensure_future(admission.empty(5))
+            emptied = asyncio.ensure_future(admission.drain(5))
             await asyncio.sleep(0)
             turned_away, health = await there.post("/predict", json=IMAGE), await there.get("/health")
             assert not emptied.done()
@@ -222,8 +226,8 @@ def test_a_server_that_stops_finishes_what_it_has() -> None:
 def test_waiting_for_the_last_has_an_end() -> None:
     async def wait() -> int:
         admission = Admission(2)
-        with admission.place():
-            return await admission.empty(0.05)
+        with admission.admit():
+            return await admission.drain(0.05)
 
     assert asyncio.run(wait()) == 1
 
@@ -231,12 +235,12 @@ def test_waiting_for_the_last_has_an_end() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "detail"),
     [
-        (Refused(503, "no replica"), 503, "no replica"),
+        (Refusal(503, "no replica"), 503, "no replica"),
         (KeyError("secret"), 500, "the server failed on this request; its log says why"),
     ],
 )
 def test_errors_of_the_model(error: Exception, status: int, detail: str) -> None:
-    async def fail(images: Tensor) -> Answered:
+    async def fail(images: Tensor) -> Reply:
         raise error
 
     made = app(fail)
@@ -246,8 +250,8 @@ def test_errors_of_the_model(error: Exception, status: int, detail: str) -> None
 
 
 def test_an_image_that_the_model_fails_on() -> None:
-    async def fail(images: Tensor) -> Answered:
-        return Answered(failed="not finite")
+    async def fail(images: Tensor) -> Reply:
+        return Reply(failure="not finite")
 
     response = ask(app(fail), json=IMAGE)
     assert (response.status_code, response.json()) == (500, {"detail": "not finite"})

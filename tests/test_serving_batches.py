@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,54 +12,14 @@ from nets import small
 from torch import Tensor, nn
 
 from dent.defense import Dent, defend
-from dent.serving.answers import Answer, Failed
-from dent.serving.batches import Answered, Batches, Gate, Item, Together
+from dent.serving.answers import Answer, ModelError
+from dent.serving.batches import Batches, Reply
+from dent.serving.inputs import Refusal
 from dent.serving.replica import Replica, answer_groups
 from dent.serving.settings import INDEPENDENT, Serving
 
 TOLERANCE = 1e-5  # of probabilities, between one batch and another; what is documented
 BATCHWISE = "dent:steps=10,lr=0.1"
-
-
-class Collecting:
-    """Batching as Ray Serve does it: a batch is closed when full or late, whatever is being computed."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def __call__(
-        self, together: Together, size: int, wait: float, at_once: int
-    ) -> Callable[[Item], Awaitable[Answered]]:
-        waiting: list[tuple[Item, asyncio.Future[Answered]]] = []
-        so_many = asyncio.Semaphore(at_once)
-        running: set[asyncio.Task[None]] = set()
-
-        def close() -> None:
-            if waiting:
-                running.add(asyncio.ensure_future(work(waiting.copy())))
-                waiting.clear()
-
-        async def work(batch: list[tuple[Item, asyncio.Future[Answered]]]) -> None:
-            async with so_many:
-                batch = [(item, future) for item, future in batch if not future.cancelled()]
-                if batch:
-                    self.sizes.append(sum(len(item.images) for item, _ in batch))
-                    for answered, (_, future) in zip(
-                        await together([item for item, _ in batch]), batch, strict=True
-                    ):
-                        if not future.done():
-                            future.set_result(answered)
-
-        async def put(item: Item) -> Answered:
-            future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-            waiting.append((item, future))
-            if len(waiting) == size:
-                close()
-            elif len(waiting) == 1:
-                asyncio.get_running_loop().call_later(wait, close)
-            return await future
-
-        return put
 
 
 class Extreme(nn.Module):
@@ -104,42 +63,52 @@ def poison(n: int) -> Tensor:
     return (images(n, seed=9) > 0.5).float()
 
 
-def collected(asked: Serving, batching: Collecting, model: nn.Module | None = None) -> Batches:
-    """The batches of a server with one replica, without Ray."""
-    made = defense(asked, model)
+class Recorded:
+    """A replica, without Ray, and the sizes of the batches that it was given."""
+
+    def __init__(self, asked: Serving, model: nn.Module | None = None) -> None:
+        self.defense = defense(asked, model)
+        self.sizes: list[int] = []
+        self._replica = Replica(asked, self.defense)
+
+    async def __call__(self, inputs: Any, sizes: list[int], steps: int) -> list[Reply]:
+        self.sizes.append(len(inputs))
+        return await self._replica.answer(inputs, sizes, steps)
+
+
+def batches_of(asked: Serving, replica: Recorded) -> Batches:
     return Batches(
-        asked, Replica(asked, made).answer, batching=batching, steps=made.settings.steps,
-        shared=made.independent or asked.shared_batches,
+        asked, replica, steps=replica.defense.settings.steps,
+        shared=replica.defense.independent or asked.shared_batches,
     )  # fmt: skip
 
 
 def served(
     asked: Serving, *requests: Tensor, model: nn.Module | None = None, sizes: list[int] | None = None
-) -> list[Answered]:
+) -> list[Reply]:
     """The answers to requests that come at once."""
 
-    async def all_at_once() -> list[Answered]:
-        collecting = Collecting()
-        batches = collected(asked, collecting, model)
+    async def all_at_once() -> list[Reply]:
+        replica = Recorded(asked, model)
+        batches = batches_of(asked, replica)
         found = await asyncio.gather(*(batches.predict(one.numpy()) for one in requests))
         if sizes is not None:
-            sizes.extend(collecting.sizes)
+            sizes.extend(replica.sizes)
         return found
 
     return asyncio.run(all_at_once())
 
 
-def same(one: Answered, other: Answered, tolerance: float) -> bool:
+def same(one: Reply, other: Reply, tolerance: float) -> bool:
     pairs = list(zip(one.answers, other.answers, strict=True))
     assert pairs
     return all(
-        a.defended.label == b.defended.label
+        a.label == b.label
         and torch.allclose(
-            torch.tensor(a.defended.probabilities), torch.tensor(b.defended.probabilities),
-            rtol=0, atol=tolerance,
+            torch.tensor(a.probabilities), torch.tensor(b.probabilities), rtol=0, atol=tolerance
         )
         for a, b in pairs
-    )  # fmt: skip
+    )
 
 
 def test_an_independent_defense_answers_as_if_each_client_were_alone() -> None:
@@ -172,7 +141,7 @@ def test_what_sharing_the_batches_of_such_a_defense_would_do() -> None:
     assert sizes == [8]
     (alone,) = served(asked, benign)
     assert not same(alone, first, 0.1)
-    labels = [[one.defended.label for one in answered.answers] for answered in (alone, first)]
+    labels = [[one.label for one in answered.answers] for answered in (alone, first)]
     assert all(before != after for before, after in zip(*labels, strict=True))
 
 
@@ -183,7 +152,7 @@ def test_requests_are_spread_over_batches_and_answered_in_order() -> None:
     assert sizes == [8, 8]
     for one, request in zip(answered, (large, small_), strict=True):
         alone = [served(serving(), image)[0] for image in request.split(1)]
-        together = Answered(tuple(a for each in alone for a in each.answers))
+        together = Reply(tuple(a for each in alone for a in each.answers))
         assert same(together, one, TOLERANCE)
     assert sum(len(one.batches) for one in answered) == 2  # each batch is counted once
     assert sum(batch.size for one in answered for batch in one.batches) == 16
@@ -193,7 +162,7 @@ def test_who_makes_the_model_fail_fails_alone() -> None:
     benign = images(6).split(1)
     wrong = torch.full((1, 3, 8, 8), 0.5)
     *first, failed, last = served(serving(), *benign[:5], wrong, benign[5], model=Extreme(net()))
-    assert (failed.answers, failed.failed) == ((), "the model cannot answer: one color")
+    assert (failed.answers, failed.failure) == ((), "the model cannot answer: one color")
     for request, answered in zip(benign, [*first, last], strict=True):
         assert same(served(serving(), request)[0], answered, TOLERANCE)
 
@@ -205,13 +174,13 @@ def test_a_failure_costs_others_two_more_batches() -> None:
         nonlocal seen
         seen += len(inputs)
         if (inputs < 0).any():
-            raise Failed("negative")
+            raise ModelError("negative")
         return inputs.tolist()
 
     groups = list(torch.arange(64.0).split(1))
     groups[37] = -groups[37]
     found = answer_groups(answer, groups)
-    assert [one.failed for one in found] == ["negative" if at == 37 else "" for at in range(64)]
+    assert [one.failure for one in found] == ["negative" if at == 37 else "" for at in range(64)]
     values: list[Any] = [answer for one in found for answer in one.answers]
     assert values == [float(at) for at in range(64) if at != 37]
     assert seen <= 3 * 64
@@ -236,15 +205,15 @@ def test_how_long_a_batch_takes_is_known_while_it_does(monkeypatch: pytest.Monke
 
         monkeypatch.setattr("dent.serving.replica.answer_batch", hang)
         replica = Replica(serving(), defense(serving()))
-        busy = [replica.busy_for]
+        busy = [replica.busy_seconds]
         answer = asyncio.ensure_future(replica.answer(images(1).numpy(), [1], 6))
-        while not replica.busy_for:
+        while not replica.busy_seconds:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)
-        busy.append(replica.busy_for)
+        busy.append(replica.busy_seconds)
         leave.set()
         (answered,) = await answer
-        return [*busy, replica.busy_for, answered.batches[0].seconds]
+        return [*busy, replica.busy_seconds, answered.batches[0].seconds]
 
     before, during, after, took = asyncio.run(seen())
     assert before == after == 0
@@ -258,16 +227,16 @@ class Slow:
         self.go_on = asyncio.Event()
         self.given: list[int] = []
 
-    async def __call__(self, inputs: Any, sizes: list[int], steps: int) -> list[Answered]:
+    async def __call__(self, inputs: Any, sizes: list[int], steps: int) -> list[Reply]:
         self.given.append(len(inputs))
         await self.go_on.wait()
-        return [Answered() for _ in sizes]
+        return [Reply() for _ in sizes]
 
 
 async def trickle(asked: Serving, count: int) -> tuple[list[int], list[int]]:
     """Sizes of the batches that are given to replicas before one has answered, and of all."""
     slow = Slow()
-    batches = Batches(asked, slow, shared=True, steps=6, batching=Collecting())
+    batches = Batches(asked, slow, shared=True, steps=6)
     tasks = []
     for _ in range(count):
         tasks.append(asyncio.ensure_future(batches.predict(images(1).numpy())))
@@ -295,50 +264,60 @@ def test_every_replica_has_a_batch() -> None:
     assert asyncio.run(trickle(asked, 14)) == ([1, 1, 4, 4], [1, 1, 4, 4, 4])
 
 
-@pytest.mark.parametrize("let_in", [True, False])
-def test_who_leaves_gives_up_the_place(let_in: bool) -> None:
-    """Both of those who wait in line, and of those who were let in."""
+@pytest.mark.parametrize("running", [True, False])
+def test_who_leaves_gives_up_the_place(running: bool) -> None:
+    """Both a request that waits in line, and one whose batch is waiting to be full."""
 
-    async def leave() -> list[str]:
-        gate, seen = Gate(1), []
+    async def leave() -> list[int]:
+        slow = Slow()
+        batches = Batches(serving(max_wait="20ms", batch_size=2), slow, shared=True, steps=6)
 
-        async def client(name: str) -> None:
-            async with gate.place():
-                seen.append(name)
-                await asyncio.sleep(0 if name == "last" else 60)
+        async def ask() -> asyncio.Task[Reply]:
+            task = asyncio.ensure_future(batches.predict(images(1).numpy()))
+            await asyncio.sleep(0)
+            return task
 
-        tasks = [asyncio.ensure_future(client(name)) for name in ("first", "second", "last")]
-        await asyncio.sleep(0.01)
-        for task in tasks[:2] if let_in else reversed(tasks[:2]):
-            task.cancel()
-        await asyncio.wait_for(tasks[2], 5)
-        return seen
+        if running:  # with a batch ahead of it at the replica, nothing starts any more
+            early = [await ask() for _ in range(4)]
+        first = await ask()
+        first.cancel()
+        await asyncio.wait([first])
+        last = await ask()
+        slow.go_on.set()
+        await asyncio.wait_for(last, 5)
+        assert not running or all(task.done() for task in early)
+        return slow.given
 
-    assert asyncio.run(leave()) == ["first", "last"]
+    assert asyncio.run(leave()) == ([2, 2, 1] if running else [1])
 
 
-def test_nobody_is_let_in_while_a_batch_is_computed() -> None:
-    async def enter() -> tuple[bool, bool]:
-        gate = Gate(2)
+def test_an_error_of_a_batch_reaches_its_requests_and_no_others() -> None:
+    async def fail() -> list[Any]:
+        calls = 0
 
-        async def client() -> None:
-            async with gate.place():
-                pass
+        async def compute(inputs: Any, sizes: list[int], steps: int) -> list[Reply]:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise Refusal(503, "gone")
+            return [Reply() for _ in sizes]
 
-        with gate.working([]):
-            task = asyncio.ensure_future(client())
-            await asyncio.sleep(0.01)
-            early = task.done()
-        await asyncio.wait_for(task, 5)
-        return early, task.done()
+        batches = Batches(serving(batch_size=2), compute, shared=True, steps=6)
+        requests = [images(1), images(2), images(1)]
+        return await asyncio.gather(
+            *(batches.predict(one.numpy()) for one in requests), return_exceptions=True
+        )
 
-    assert asyncio.run(enter()) == (False, True)
+    first, second, third = asyncio.run(fail())
+    assert isinstance(first, Refusal)
+    assert isinstance(second, Refusal)  # half of it was in the batch that failed
+    assert third == Reply()
 
 
 def test_requests_that_are_canceled_block_no_others() -> None:
-    async def cancel() -> Answered:
+    async def cancel() -> Reply:
         asked = serving(batch_size=2, max_wait="20ms")
-        batches = collected(asked, Collecting())
+        batches = batches_of(asked, Recorded(asked))
         tasks = [asyncio.ensure_future(batches.predict(images(3).numpy())) for _ in range(3)]
         await asyncio.sleep(0.005)
         for task in tasks:
@@ -353,6 +332,6 @@ def test_requests_that_are_canceled_block_no_others() -> None:
 def test_an_answer_is_what_the_defense_computes() -> None:
     (answered,) = served(serving(), images(4))
     logits = defend(net(), "dent+", objective="entropy", reduction="sum")(images(4)).detach()
-    found = torch.tensor([one.defended.probabilities for one in answered.answers])
+    found = torch.tensor([one.probabilities for one in answered.answers])
     assert torch.allclose(found.float(), logits.softmax(1), atol=TOLERANCE)
     assert all(isinstance(one, Answer) for one in answered.answers)

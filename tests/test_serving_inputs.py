@@ -33,7 +33,7 @@ from bodies import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dent.serving.inputs import CONTENT_TYPES, Refused, read_images
+from dent.serving.inputs import CONTENT_TYPES, Refusal, read_images
 
 
 def test_a_png_is_its_pixels() -> None:
@@ -206,7 +206,7 @@ def test_any_bytes_are_images_or_refused(
 ) -> None:
     try:
         images = read_images(start[:cut] + rest, content_type, RESIZING if resizing else LIMITS)
-    except Refused as error:
+    except Refusal as error:
         assert error.status in (400, 413, 415, 422)
         assert error.reason
     else:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,13 @@ from typer.testing import CliRunner
 
 import dent
 from dent.defense import defend
-from dent.flags import flags
-from dent.serving.settings import INDEPENDENT, Serving, make_serving
+from dent.flags import add_flags
+from dent.serving.settings import INDEPENDENT, Serving
+
+
+def read_settings(given: dict[str, Any]) -> Serving:
+    """Settings as they come from a file or from flags."""
+    return Serving(**given)
 
 
 def test_the_default_listens_here_and_mixes_clients_only_where_it_may() -> None:
@@ -56,17 +61,17 @@ TEXTS: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.parametrize(("name", "given", "read"), TEXTS)
 def test_what_is_typed_is_read(name: str, given: Any, read: Any) -> None:
-    made = getattr(make_serving(**{name: given}), name)
+    made = getattr(read_settings({name: given}), name)
     assert made == read
     assert type(made) is type(read)
 
 
 def test_names_of_classes_come_from_data_sets_and_files(tmp_path: Path) -> None:
-    assert make_serving().classes[3] == "cat"
-    assert len(make_serving(classes="cifar100").classes) == 100
+    assert Serving().classes[3] == "cat"
+    assert len(read_settings({"classes": "cifar100"}).classes) == 100
     names = tmp_path / "names.txt"
     names.write_text("tench, Tinca tinca\n goldfish \n\n", encoding="utf-8")
-    assert make_serving(classes=str(names)).classes == ("tench, Tinca tinca", "goldfish")
+    assert read_settings({"classes": str(names)}).classes == ("tench, Tinca tinca", "goldfish")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_names_of_classes_come_from_data_sets_and_files(tmp_path: Path) -> None:
         ("max_wait", float("nan"), "max_wait: expected a time"),
         ("max_wait", None, "max_wait: expected a time"),
         ("max_wait", True, "max_wait: expected a time"),
-        ("deadline", 0, "deadline: expected a time > 0, got 0"),
+        ("deadline", "0s", "deadline: expected a number > 0, got 0.0"),
         ("deadline", [], "deadline: expected a time"),
         ("max_body", "10 potatoes", "max_body: expected a size such as 500kB or 10MB"),
         ("max_body", 0, "max_body: expected a size"),
@@ -94,8 +99,8 @@ def test_names_of_classes_come_from_data_sets_and_files(tmp_path: Path) -> None:
         ("classes", "cifar11", "classes: expected one of cifar10, cifar100, numbers, names as a,b,c"),
         ("classes", ["a", 3], "classes: expected names, got"),
         ("classes", "a,,b", "classes: expected names, got"),
-        ("port", 65536, "port: expected an integer from 1 to 65535, got 65536"),
-        ("port", True, "port: expected an integer from 1 to 65535, got True"),
+        ("port", 65536, "port: expected an integer >= 1 and <= 65535, got 65536"),
+        ("port", True, "port: expected an integer >= 1 and <= 65535, got True"),
         ("queue", 0, "queue: expected an integer >= 1, got 0"),
         ("replicas", 1.5, "replicas: expected an integer >= 1, got 1.5"),
         ("threads", 0, "threads: expected an integer >= 1, got 0"),
@@ -109,38 +114,44 @@ def test_names_of_classes_come_from_data_sets_and_files(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match="1 wrong setting of the server") as error:
-        make_serving(**{name: value})
+        read_settings({name: value})
     assert message in str(error.value)
 
 
 def test_all_faults_are_told_at_once_and_unknown_names_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"(?s)3 wrong settings.*max_wait:.*resize:.*port:"):
-        make_serving(port=0, resize=1, max_wait="x")
+    with pytest.raises(ValueError, match=r"(?s)3 wrong settings.*port:.*max_wait:.*resize:"):
+        read_settings({"port": 0, "resize": 1, "max_wait": "x"})
     with pytest.raises(TypeError, match="unknown settings of the server: ports; did you mean 'port'"):
-        make_serving({"ports": 1})
+        read_settings({"ports": 1})
 
 
 def test_there_are_no_fewer_replicas_at_most_than_at_least() -> None:
     with pytest.raises(ValueError, match="max_replicas: expected at least the replicas, 3, got 2"):
-        make_serving(replicas=3, max_replicas=2)
-    assert make_serving(replicas=3).most_replicas == 3
-    assert make_serving(replicas=3, max_replicas=4).most_replicas == 4
+        Serving(replicas=3, max_replicas=2)
+    assert Serving(replicas=3).most_replicas == 3
+    assert Serving(replicas=3, max_replicas=4).most_replicas == 4
 
 
 def test_what_was_asked_can_be_asked_again() -> None:
-    asked = make_serving(size="8x9", max_wait="3ms", classes="a,b", defense="dent", shed=3, threads=1)
-    assert make_serving(asked.to_json()) == asked
-    assert make_serving(asked.to_json(), port=1).port == 1
+    asked = Serving(size=(8, 9), classes=("a", "b"), defense="dent", shed=3, threads=1)
+    assert Serving(**asked.model_dump()) == asked
+    assert asked.replace(port=1) == Serving(**asked.model_dump() | {"port": 1})
 
 
-def test_fields_are_flags() -> None:
+def make_command() -> tuple[typer.Typer, list[Serving]]:
+    """A command with the flags of a server, and a list of the settings that it was given."""
     app, seen = typer.Typer(), []
 
     @app.command()
-    @flags(Serving)
+    @add_flags(Serving)
     def serve(**settings: Any) -> None:
-        seen.append(make_serving(**settings))
+        seen.append(Serving(**settings))
 
+    return app, seen
+
+
+def test_fields_are_flags() -> None:
+    app, seen = make_command()
     run = CliRunner().invoke(
         app,
         shlex.split(
@@ -149,14 +160,27 @@ def test_fields_are_flags() -> None:
         ),
     )
     assert run.exit_code == 0, run.output
-    wanted = make_serving(
+    wanted = Serving(
         model="resnet20-nominal", defense="dent+", batch_size=32, max_wait=0.005, replicas=2,
         resize=True, max_body=10**6, shared_batches=True, deadline=2,
     )  # fmt: skip
     assert seen == [wanted]
     text = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).output.split())
     assert "poisoning" in text
-    assert all(one.metadata["doc"] in text for one in fields(Serving))
+    assert all(str(one.description) in text for one in Serving.model_fields.values())
+
+
+def test_the_help_tells_the_defaults() -> None:
+    """Who types all the defaults that the help tells gets the default settings."""
+    typed: list[str] = []
+    for name, field in Serving.model_fields.items():
+        (text,) = re.findall(r"\(default: ([^ )]+)", str(field.description))
+        if field.default is not None and field.annotation is not bool:
+            typed += [f"--{name.replace('_', '-')}", text.rstrip(",")]
+    app, seen = make_command()
+    assert CliRunner().invoke(app, typed).exit_code == 0
+    assert seen == [Serving()]
+    assert len(typed) == 2 * (len(Serving.model_fields) - 4)
 
 
 # The policy under load
@@ -172,12 +196,12 @@ def test_updates_drop_only_if_asked_for_and_never_to_none(
     own: int, queue: int, shed: int, waiting: int
 ) -> None:
     shed = min(shed, queue)
-    serving = make_serving(queue=queue, shed=shed)
-    steps = serving.steps_for(own, waiting)
+    serving = Serving(queue=queue, shed=shed)
+    steps = serving.choose_steps(own, waiting)
     if not shed or waiting < shed:
         assert steps == own
     else:
         assert min(own, 1) <= steps <= own
         assert steps < own or own <= 1
-    assert serving.steps_for(own, waiting + 1) <= steps
-    assert serving.steps_for(own, queue) == (min(own, 1) if shed else own)
+    assert serving.choose_steps(own, waiting + 1) <= steps
+    assert serving.choose_steps(own, queue) == (min(own, 1) if shed else own)

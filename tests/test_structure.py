@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "clusters": {"psutil", "ray"},
     "declared": {"pydantic"},
-    "flags": {"typer"},
+    "flags": {"pydantic", "typer"},
     "loggers": {"torch", "wandb"},
     "seeds": {"numpy", "torch"},
     "storage": {"filelock", "platformdirs"},

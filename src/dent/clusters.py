@@ -86,7 +86,7 @@ def list_open_ports() -> set[Address]:
 
 
 def check_open_ports(allowed: Collection[Address] = ()) -> None:
-    """Raise RuntimeError if other machines can reach this process or its children.
+    """Raise ConnectionError if other machines can reach this process or its children.
 
     Ray's processes run any code that they are sent, and what keeps them to this machine are private
     settings of Ray. So we look at the sockets instead of trusting the settings.
@@ -95,7 +95,7 @@ def check_open_ports(allowed: Collection[Address] = ()) -> None:
     """
     if wrong := list_open_ports() - set(allowed):
         places = ", ".join(f"{host}:{port}" for host, port in sorted(wrong))
-        raise RuntimeError(
+        raise ConnectionError(
             f"expected Ray to listen on this machine only, got {places}, which other machines can "
             "reach; install a version of Ray that pyproject.toml allows"
         )

@@ -9,6 +9,8 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import BeforeValidator
+from pydantic.fields import FieldInfo
 
 from dent.declared import Declared, plain_type, read_number
 from dent.fields import number
@@ -85,6 +87,12 @@ def parse_number(text: str) -> float:
         raise typer.BadParameter(str(error)) from error
 
 
+def _reads_text(field: FieldInfo) -> bool:
+    """Return True if a setting parses its own text, as 10ms or 32x32."""
+    readers = [one.func for one in field.metadata if isinstance(one, BeforeValidator)]
+    return any(reader is not read_number for reader in readers)
+
+
 def add_flags(
     settings: type[Declared], *, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -100,7 +108,8 @@ def add_flags(
         for name, field in chosen.items():
             kind = plain_type(field.annotation)
             choices = get_args(kind) if get_origin(kind) is Literal else ()
-            kind = kind if kind in (int, float, bool) else str
+            if _reads_text(field) or kind not in (int, float, bool):
+                kind = str
             note = (field.description or name).rstrip(".")
             option = typer.Option(
                 help=f"{note}: {', '.join(map(str, choices))}." if choices else f"{note}.",

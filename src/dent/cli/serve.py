@@ -3,54 +3,57 @@
 from __future__ import annotations
 
 import os
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dent.cli.app import app
-from dent.flags import flags
-from dent.serving.settings import Serving, make_serving
+from dent.clusters import is_loopback
+from dent.flags import add_flags
+from dent.serving.settings import Serving
 
 if TYPE_CHECKING:
-    from dent.serving.run import Server
+    from dent.serving.start import Server
 
 TOKEN = "DENT_TOKEN"
 
 
 @app.command()
-@flags(Serving)
+@add_flags(Serving)
 def serve(
-    ray_address: Annotated[str | None, typer.Option(help="Of a cluster of Ray, to serve there.")] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Address of a running Ray cluster to serve on (default: start Ray here)."),
+    ] = None,
     **settings: Any,
 ) -> None:
     """Serve a defended model over HTTP, on Ray Serve, until Ctrl-C or SIGTERM.
 
-    Alone, it serves a shipped model on http://127.0.0.1:8000, with a page to try it; clients need the
-    token of the environment variable DENT_TOKEN, if it is set.
+    Without flags, it serves a shipped model on http://127.0.0.1:8000, with a page to try it. If the
+    environment variable DENT_TOKEN is set, clients must send that token.
     """
-    serving = make_serving(**settings)
-    from dent.serving.run import serve_until_stopped  # only here, for it loads Ray
+    serving = Serving(**settings)
+    from dent.serving.start import serve_until_stopped  # not earlier, because it loads Ray
 
     typer.echo(f"dent: starting {serving.model} on Ray, which takes some seconds", err=True)
     token = os.environ.get(TOKEN)
-    if token is None and not _is_loopback(serving.host):
+    if token is None and not _is_local(serving.host):
         typer.echo(
-            f"dent: anyone who reaches {serving.host} can use this server; set {TOKEN} to ask for it",
+            f"dent: anyone who can reach {serving.host} can use this server; set {TOKEN} to require it",
             err=True,
         )
-    serve_until_stopped(serving, token=token, address=ray_address, ready=_say_where)
+    serve_until_stopped(serving, token=token, address=ray_address, ready=_print_server)
     typer.echo("stopped")
 
 
-def _say_where(server: Server) -> None:
-    about = server.about
-    typer.echo(f"{about['model']}, {about['defense']}: {server.url}")
-    typer.echo(about["isolation"])
+def _print_server(server: Server) -> None:
+    service = server.service
+    typer.echo(f"{service.model}, {service.defense}: {server.url}")
+    typer.echo(service.isolation)
 
 
-def _is_loopback(host: str) -> bool:
+def _is_local(host: str) -> bool:
     try:
-        return ip_address(host).is_loopback
+        return is_loopback(host)
     except ValueError:
         return host == "localhost"

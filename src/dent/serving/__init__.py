@@ -1,19 +1,18 @@
-"""A defended model behind HTTP."""
+"""Serve a defended model over HTTP."""
 
 from __future__ import annotations
 
-from dent.serving.answers import Answer, Failed, Prediction, answer_batch
-from dent.serving.inputs import Refused, read_images
-from dent.serving.settings import INDEPENDENT, Serving, make_serving
+from dent.serving.answers import Answer, ModelError, Prediction, answer_batch
+from dent.serving.inputs import Refusal, read_images
+from dent.serving.settings import INDEPENDENT, Serving
 
 __all__ = [
     "INDEPENDENT",
     "Answer",
-    "Failed",
+    "ModelError",
     "Prediction",
-    "Refused",
+    "Refusal",
     "Serving",
     "answer_batch",
-    "make_serving",
     "read_images",
 ]

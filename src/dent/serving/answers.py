@@ -1,97 +1,70 @@
-"""What a defense answers to each input, before and after adaptation, beside the static model."""
+"""Answer a batch: the predictions of the defended and of the static model, and the entropies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from dent.defense import PRESETS, Dent
 from dent.defense.objectives import entropy
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of one input.
+class Prediction(BaseModel):
+    """The prediction of the static model for one image."""
 
-    label, name: the most probable class, as a number and as a word.
-    probabilities: of all classes, in order.
-    entropy: how unsure that is, in nats.
-    """
+    model_config = ConfigDict(frozen=True)
 
-    label: int
-    name: str
-    probabilities: tuple[float, ...]
-    entropy: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "class": self.label,
-            "name": self.name,
-            "probabilities": list(self.probabilities),
-            "entropy": self.entropy,
-        }
+    label: int = Field(serialization_alias="class", description="Number of the most probable class")
+    name: str = Field(description="Name of that class")
+    probabilities: tuple[float, ...] = Field(description="Probabilities of all classes, in order")
+    entropy: float = Field(description="Entropy of the probabilities, in nats")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What the defended model says of one input, and how it came to that.
+class Answer(BaseModel):
+    """The prediction of the defended model for one image, with that of the static model."""
 
-    defended, static: the predictions of the model with its defense, and without.
-    entropy_before: that of the defended model before its first update, smoothing and statistics
-    included; after the last one it is `defended.entropy`.
-    steps: how many updates there were.
-    seconds: how long its batch took to compute; waiting is no part of it.
-    """
+    model_config = ConfigDict(frozen=True)
 
-    defended: Prediction
+    label: int = Field(serialization_alias="class", description="Number of the most probable class")
+    name: str = Field(description="Name of that class")
+    probabilities: tuple[float, ...] = Field(description="Probabilities of all classes, in order")
+    entropy_before: float = Field(
+        description="Entropy of the defended model before its first update, in nats; smoothing and"
+        " statistics of the batch are in effect"
+    )
+    entropy_after: float = Field(description="Entropy of the probabilities, in nats")
+    steps: int = Field(description="Number of updates")
     static: Prediction
-    entropy_before: float
-    steps: int
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The defended model's answer, with that of the static one inside."""
-        said = self.defended
-        return {
-            "class": said.label,
-            "name": said.name,
-            "probabilities": list(said.probabilities),
-            "entropy_before": self.entropy_before,
-            "entropy_after": said.entropy,
-            "steps": self.steps,
-            "static": self.static.to_json(),
-            "seconds": self.seconds,
-        }
+    seconds: float = Field(description="Time to compute the batch, without waiting")
 
 
-class Failed(Exception):  # noqa: N818 - beside Refused
-    """The model could not answer a batch, which is no fault of a client."""
+class ModelError(Exception):
+    """The model failed on a batch, which is no fault of a client."""
 
 
 def answer_batch(
     defense: Dent, inputs: Tensor, steps: int | None = None, *, classes: Sequence[str] = ()
 ) -> list[Answer]:
-    """Answer every input of a batch: adapt to it, predict it, forget.
+    """Adapt to a batch, predict it, and return an answer for every input.
 
-    Where the defense is independent, an input is answered as it would be alone, to the last digits of
-    float: in another batch, sums are made in another order. Of other defenses, every answer depends on
-    all inputs of the batch. Logits that are not finite, of any input, are `Failed` for the batch.
+    If the defense is independent, an input is answered as it would be alone, up to rounding: another
+    batch sums in another order. Otherwise every answer depends on all inputs of the batch. Raise
+    `ModelError` if the model fails, or if any of its logits is not finite.
 
-    steps: how many updates, if not the defense's own; no more than these.
-    classes: names of the classes; numbers if there are none.
+    steps: number of updates, at most the defense's own (default: the defense's own).
+    classes: names of the classes (default: their numbers).
 
     >>> from torch import nn
     >>> from dent.defense import defend
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
     >>> defense = defend(model, "dent", steps=3)
     >>> answer, _ = answer_batch(defense, torch.rand(2, 3, 8, 8), classes=("a", "b"))
-    >>> answer.defended.name in "ab", len(answer.static.probabilities), answer.steps
+    >>> answer.name in "ab", len(answer.static.probabilities), answer.steps
     (True, 2, 3)
     """
     own = defense.settings.steps
@@ -100,42 +73,51 @@ def answer_batch(
         raise ValueError(f"steps: expected 0 to {own}, the defense's own, got {steps}")
     start = perf_counter()
     try:
-        before, after, static = _logits(defense, inputs, count)
+        before, after, static = _compute_logits(defense, inputs, count)
     except (ValueError, RuntimeError) as error:
-        raise Failed(f"the model cannot answer: {error}") from error
+        raise ModelError(f"the model cannot answer: {error}") from error
     seconds = perf_counter() - start
     return [
-        Answer(said, plain, unsure, count, seconds)
-        for said, plain, unsure in zip(
-            _predictions(after, classes),
-            _predictions(static, classes),
+        Answer(
+            label=defended.label,
+            name=defended.name,
+            probabilities=defended.probabilities,
+            entropy_before=unsure,
+            entropy_after=defended.entropy,
+            steps=count,
+            static=plain,
+            seconds=seconds,
+        )
+        for defended, plain, unsure in zip(
+            _list_predictions(after, classes),
+            _list_predictions(static, classes),
             entropy(before.double()).tolist(),
             strict=True,
         )
     ]
 
 
-def _logits(defense: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the defended model before and after its updates, and of the static one."""
+def _compute_logits(defense: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits of the defended model before and after its updates, and of the static one."""
     with torch.no_grad():
         state = defense.adapt(inputs, steps=steps, gradient="stale")
         after = defense.predict(inputs, state)
         before = state.trace.logits[0] if steps else after
         changed = defense.settings.blur != "off" or defense.settings.test_share > 0
-        # Where neither inputs nor statistics are changed, the first update has seen the static model.
-        return before, after, _static(defense)(inputs) if changed else before
+        # If the defense changes neither inputs nor statistics, the first update saw the static model.
+        return before, after, _get_static(defense)(inputs) if changed else before
 
 
-_STATIC: WeakKeyDictionary[Dent, Dent] = WeakKeyDictionary()  # made once for each defense
+_STATIC: WeakKeyDictionary[Dent, Dent] = WeakKeyDictionary()  # one for each defense
 
 
-def _static(defense: Dent) -> Dent:
+def _get_static(defense: Dent) -> Dent:
     if defense not in _STATIC:
         _STATIC[defense] = Dent(defense.model, PRESETS["static"], name="static")
     return _STATIC[defense]
 
 
-def _predictions(logits: Tensor, classes: Sequence[str]) -> list[Prediction]:
+def _list_predictions(logits: Tensor, classes: Sequence[str]) -> list[Prediction]:
     logits = logits.double()
     if classes and len(classes) != logits.shape[1]:
         raise ValueError(
@@ -145,6 +127,11 @@ def _predictions(logits: Tensor, classes: Sequence[str]) -> list[Prediction]:
         logits.argmax(1).tolist(), logits.softmax(1).tolist(), entropy(logits).tolist(), strict=True
     )
     return [
-        Prediction(label, classes[label] if classes else str(label), tuple(shares), unsure)
+        Prediction(
+            label=label,
+            name=classes[label] if classes else str(label),
+            probabilities=tuple(shares),
+            entropy=unsure,
+        )
         for label, shares, unsure in rows
     ]

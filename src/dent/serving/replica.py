@@ -1,4 +1,4 @@
-"""One copy of the defended model, which computes batches one after the other."""
+"""One copy of the defended model: load it, say what it is, and compute batches one after the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -14,56 +14,105 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dent.defense import Dent
-from dent.serving.answers import Answer, Failed, answer_batch
-from dent.serving.batches import Answered, Batch
+from dent.defense import Dent, defend
+from dent.models import load_model
+from dent.serving.answers import Answer, ModelError, answer_batch
+from dent.serving.batches import BatchRecord, Reply
 from dent.serving.settings import Serving
 
 
+@dataclass(frozen=True)
+class Service:
+    """What is served.
+
+    isolation: how the answers of one client are kept apart from the images of another, in a sentence.
+    shared: True if clients share batches.
+    steps: number of updates of the defense.
+    """
+
+    model: str
+    defense: str
+    isolation: str
+    shared: bool
+    steps: int
+
+
+def load_defense(serving: Serving) -> Dent:
+    """Load the model with its defense; raise ValueError if the settings do not fit together."""
+    defense = defend(load_model(serving.model).to(serving.device), serving.defense)
+    inputs = torch.zeros(1, 3, *serving.size, device=serving.device)
+    try:
+        answer_batch(defense, inputs, classes=serving.classes)
+    except ModelError as error:
+        height, width = serving.size
+        raise ValueError(
+            f"expected a model of images of {height} x {width} pixels, got: {error}"
+        ) from error
+    return defense
+
+
+def describe_service(serving: Serving) -> Service:
+    """Load the model once, to find what is wrong before a server starts, and describe it."""
+    defense = load_defense(serving)
+    if defense.independent:
+        isolation = "independent: an answer does not depend on what else is in its batch"
+    elif serving.shared_batches:
+        isolation = "shared batches: any client can change the answers of the others"
+    else:
+        isolation = "own batches: an answer depends on the images of its own request only"
+    return Service(
+        serving.model,
+        serving.defense,
+        isolation,
+        shared=defense.independent or serving.shared_batches,
+        steps=defense.settings.steps,
+    )
+
+
 class Replica:
-    """Computes batches in a thread of its own, so that it can be asked how it is meanwhile."""
+    """Compute batches in one thread, so that the process can still say how it is doing."""
 
     def __init__(self, serving: Serving, defense: Dent) -> None:
         self._serving, self._defense = serving, defense
-        self._thread = ThreadPoolExecutor(1)  # only one, for each has torch start threads of its own
-        self._began: float | None = None  # the batch that is being computed
+        self._thread = ThreadPoolExecutor(1)  # one only, because torch starts more threads for each
+        self._start: float | None = None  # of the batch that is being computed
 
     @property
-    def busy_for(self) -> float:
-        """Seconds that the batch in work has taken so far."""
-        began = self._began
-        return 0.0 if began is None else time.perf_counter() - began
+    def busy_seconds(self) -> float:
+        """Return how long the current batch has taken so far; 0 if there is none."""
+        start = self._start
+        return 0.0 if start is None else time.perf_counter() - start
 
-    async def answer(self, images: NDArray[np.float32], sizes: list[int], steps: int) -> list[Answered]:
+    async def answer(self, images: NDArray[np.float32], sizes: list[int], steps: int) -> list[Reply]:
         """Answer a batch of images, (N, 3, H, W), that consists of groups of these sizes."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._compute, images, sizes, steps)
 
-    def _compute(self, images: NDArray[np.float32], sizes: list[int], steps: int) -> list[Answered]:
+    def _compute(self, images: NDArray[np.float32], sizes: list[int], steps: int) -> list[Reply]:
         def answer(inputs: Tensor) -> list[Answer]:
             return answer_batch(self._defense, inputs, steps, classes=self._serving.classes)
 
-        self._began = time.perf_counter()
+        self._start = time.perf_counter()
         try:
-            # A copy, for what comes out of Ray's store cannot be written to.
+            # Copy, because arrays from Ray's store are read-only.
             inputs = torch.tensor(images, device=self._serving.device)
             first, *others = answer_groups(answer, list(inputs.split(sizes)))
-            return [replace(first, batches=(Batch(len(images), self.busy_for),)), *others]
+            return [replace(first, batches=(BatchRecord(len(images), self.busy_seconds),)), *others]
         finally:
-            self._began = None
+            self._start = None
 
 
-def answer_groups(answer: Callable[[Tensor], list[Answer]], groups: list[Tensor]) -> list[Answered]:
-    """Answer groups of images together, and each group for itself.
+def answer_groups(answer: Callable[[Tensor], list[Answer]], groups: list[Tensor]) -> list[Reply]:
+    """Answer groups of images together, with one reply for each group.
 
-    If that fails, each half is tried without the other, and so on: who sends what the model fails on
-    fails alone, and the others wait about three times as long, however many they are.
+    If that fails, try each half without the other, and so on: only the group that the model fails on
+    gets a failure. The others wait about three times as long, however many they are.
     """
     try:
         answers = iter(answer(torch.cat(groups)))
-        return [Answered(tuple(islice(answers, len(group)))) for group in groups]
-    except Failed as error:
+        return [Reply(tuple(islice(answers, len(group)))) for group in groups]
+    except ModelError as error:
         if len(groups) == 1:
-            return [Answered(failed=str(error))]
+            return [Reply(failure=str(error))]
     half = len(groups) // 2
     return answer_groups(answer, groups[:half]) + answer_groups(answer, groups[half:])

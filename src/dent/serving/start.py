@@ -1,4 +1,4 @@
-"""The server from its start to its end, at which no answer is lost."""
+"""Start the server, and stop it without losing an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dent.clusters import connected, cores
+from dent.clusters import Address, check_open_ports, connected, cores, list_open_ports
 from dent.serving.settings import Serving
 
 try:
@@ -19,25 +19,23 @@ try:
     from ray import serve
     from ray.serve.context import _get_global_client
 
-    from dent.serving.app import About, Token
-    from dent.serving.deployments import GRACE, Described, application, described
-    from dent.serving.priority import lower_proxies
+    from dent.serving.app import Token
+    from dent.serving.deployments import GRACE, lower_proxies, make_application
+    from dent.serving.replica import Service, describe_service
 except ImportError as error:
     raise ImportError(f"serving needs: pip install 'dent-defense[serve]' ({error})") from error
 
 APP = "dent"
 LOGS = {"enable_access_log": False, "log_level": "WARNING"}
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Memory that is given back is zeroed again at the next step, which costs as much as a convolution; so is
-# that of any thread but the first, unless all share an arena.
+# Keep freed memory: the system zeroes what it gives out again, which costs as much as a convolution at
+# every step. Threads beyond the first keep it only if all share one arena.
 KEEP_MEMORY = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
 }
-
-
-# Nothing here blocks an event loop, so one is enough for a process; and metrics are the server's own.
+# One event loop per process is enough, because nothing here blocks it. Metrics are the server's own.
 LEAN = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -50,7 +48,7 @@ class Server:
     """A server that is running: where, and what it serves."""
 
     url: str
-    about: About
+    service: Service
 
 
 def serve_until_stopped(
@@ -60,34 +58,37 @@ def serve_until_stopped(
     address: str | None = None,
     ready: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT comes; what was taken in by then is still answered.
+    """Serve until SIGTERM or SIGINT; requests that were accepted by then are still answered.
 
-    token: what clients must know; they need none if not given.
-    address: of a cluster of Ray that is there already; else Ray is started here.
+    token: what clients must send (default: no token).
+    address: of a running Ray cluster (default: start Ray here, reachable from this machine only).
     ready: called when requests are answered.
     """
     if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
-        raise ValueError("expected a token of ASCII letters and signs, got another, or an empty one")
+        raise ValueError("expected a token of printable ASCII characters, got another or an empty one")
     if address is None:
         check_port(serving.host, serving.port)
-    told = described(serving)
+    service = describe_service(serving)
     stop = threading.Event()
-    before = {one: signal.getsignal(one) for one in SIGNALS}
+    handlers = {one: signal.getsignal(one) for one in SIGNALS}
+    may_be_open = list_open_ports() | find_addresses(serving)
     try:
-        with cluster(serving, address):
-            for one in SIGNALS:  # only now: Ray sets one of its own
+        with start_ray(serving, address) as is_shared:
+            for one in SIGNALS:  # not earlier, because Ray sets its own
                 signal.signal(one, lambda *_: stop.set())
-            with running(serving, told, token) as server:
+            with run_server(serving, service, token) as server:
+                if not is_shared:
+                    check_open_ports(may_be_open)
                 ready(server)
                 stop.wait()
     finally:
-        for one, handler in before.items():
+        for one, handler in handlers.items():
             signal.signal(one, handler)
 
 
-def cluster(serving: Serving, address: str | None = None) -> AbstractContextManager[bool]:
-    """Ray, started here for this server alone, or one that is there already."""
-    threads = threads_of(serving)
+def start_ray(serving: Serving, address: str | None = None) -> AbstractContextManager[bool]:
+    """Start Ray for this server alone, or join a running cluster, until the end of the block."""
+    threads = count_threads(serving)
     needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY, **LEAN}
     return connected(
         address, cpus=serving.most_replicas * threads, variables=needed, system={"worker_niceness": 0}
@@ -95,22 +96,22 @@ def cluster(serving: Serving, address: str | None = None) -> AbstractContextMana
 
 
 @contextmanager
-def running(serving: Serving, told: Described, token: str | None = None) -> Iterator[Server]:
-    """The server on Ray, until the end of the block; what it has taken in then, it finishes first.
+def run_server(serving: Serving, service: Service, token: str | None = None) -> Iterator[Server]:
+    """Run the server on Ray until the end of the block, then answer what it has accepted.
 
-    Ray's own shutdown ends its proxy at once, with all connections; so nobody may be there any more.
+    Ray's own shutdown ends its proxy at once, with all connections, so nobody may be connected then.
     """
-    key = None if token is None else Token(Token.digest_of(token))
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # of this process
     started = start_proxy(serving)
     try:
-        app = application(serving, told, key, threads_of(serving))
+        key = None if token is None else Token(token)
+        app = make_application(serving, service, key, count_threads(serving))
         front = serve.run(app, name=APP, logging_config=LOGS)
         if started:
             lower_proxies()
         host = f"[{serving.host}]" if ":" in serving.host else serving.host
-        yield Server(f"http://{host}:{serving.port}", told.about)
-        with suppress(ray.exceptions.RayActorError):  # where it died, nobody waits
+        yield Server(f"http://{host}:{serving.port}", service)
+        with suppress(ray.exceptions.RayActorError):  # if the front died, nobody waits
             most = serving.deadline + GRACE
             front.drain.remote(most).result(timeout_s=most + GRACE)
     finally:
@@ -120,13 +121,13 @@ def running(serving: Serving, told: Described, token: str | None = None) -> Iter
 
 
 def start_proxy(serving: Serving) -> bool:
-    """Have Ray Serve listen where it should; whether it was not there before.
+    """Have Ray Serve listen at the right address; return False if it was running already.
 
-    A cluster has one Ray Serve, with one address for all: where it is there already and listens
-    elsewhere, Ray would go on, and say that it does as it was asked.
+    A cluster has one Ray Serve, with one address for all. If it runs already at another address, Ray
+    would ignore ours and not say so.
     """
-    there = serve.status()
-    if not there.proxies:
+    status = serve.status()
+    if not status.proxies:
         serve.start(
             proxy_location="HeadOnly", logging_config=LOGS,
             http_options={"host": serving.host, "port": serving.port},
@@ -139,7 +140,7 @@ def start_proxy(serving: Serving) -> bool:
             f"expected Ray Serve of this cluster at {serving.host}:{serving.port}, got one that is "
             f"there already, at {options.host}:{options.port}; give that as --host and --port"
         )
-    if APP in there.applications:
+    if APP in status.applications:
         raise ValueError(
             "expected a cluster without a server of dent, got one that has it; end it first"
         )
@@ -147,10 +148,10 @@ def start_proxy(serving: Serving) -> bool:
 
 
 def check_port(host: str, port: int) -> None:
-    """Say so if the port is taken; Ray would share it, and every other request get another server."""
+    """Raise OSError if the port is taken; Ray would share it, and requests would go to either server."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has ended is no other
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has ended is none
         try:
             probe.bind((host, port))
         except OSError as error:
@@ -159,6 +160,12 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
-def threads_of(serving: Serving) -> int:
-    """Threads of a replica: as asked, or the cores shared out."""
+def find_addresses(serving: Serving) -> set[Address]:
+    """Return the IP addresses, with the port, that the user has chosen to listen on."""
+    found = socket.getaddrinfo(serving.host, serving.port, type=socket.SOCK_STREAM)
+    return {(str(ip), serving.port) for *_, (ip, *_) in found}
+
+
+def count_threads(serving: Serving) -> int:
+    """Return the threads of a replica: as set, or the cores divided among replicas."""
     return serving.threads or max(1, cores() // serving.most_replicas)
