@@ -1,6 +1,7 @@
-"""Attacks: one function, one file each. Any callable from inputs to logits can be attacked.
+"""Attacks on any callable from inputs to logits: one attack, one function, one file.
 
-`autoattack` is a suite of them. What is made against defenses that adapt is in `dent.attacks.adaptive`.
+`autoattack` runs several of them as a suite. Attacks for defenses that adapt are in
+`dent.attacks.adaptive`.
 """
 
 from __future__ import annotations

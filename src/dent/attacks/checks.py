@@ -1,4 +1,4 @@
-"""Errors for what an attack cannot work with: inputs, settings, models and answers."""
+"""Checks of inputs, settings, models and answers; each error says what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every attack shares: the attacked model, the best points so far, and the result."""
+"""The parts that every attack shares: the attacked model, the best points so far, and the result."""
 
 from __future__ import annotations
 

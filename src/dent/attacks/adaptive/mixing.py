@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dent.attacks.adaptive.submission import PartResult, select_rows
-from dent.attacks.adaptive.views import Direct, GradientAttack, MakeView, climb
+from dent.attacks.adaptive.views import Direct, GradientAttack, MakeView, attack_through_view
 from dent.attacks.apgd import apgd
 from dent.attacks.checks import check_attack
 from dent.attacks.search import AttackResult, Model, join_results
@@ -46,7 +46,7 @@ def mixing(
     attack: the gradient attack. settings: its other settings.
     """
     mask = draw_mask(len(inputs), share, seed=seed).to(inputs.device)
-    result = climb(
+    result = attack_through_view(
         attack, model, through(model), inputs, labels,
         eps=eps, norm=norm, mask=mask, seed=seed, **settings,
     )  # fmt: skip
@@ -82,7 +82,7 @@ def one_among(
         batch = torch.cat([image[None], others])
         first = torch.arange(len(batch), device=batch.device) == 0
         # The companions' labels are unknown and do not matter: their losses are not increased.
-        result = climb(
+        result = attack_through_view(
             attack, model, through(model), batch, label.expand(len(batch)),
             eps=eps, norm=norm, mask=first, seed=generator(seed, index).initial_seed(), **settings,
         )  # fmt: skip

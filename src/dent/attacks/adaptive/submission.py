@@ -13,7 +13,7 @@ from dent.attacks.search import AttackedModel, AttackResult, Model
 
 @dataclass(frozen=True)
 class PartResult(AttackResult):
-    """The result for a batch of which only a part counts.
+    """The result for a batch in which only some members count.
 
     part: (N,) bool; the adversarial members of a mixed batch, the benign ones of a poisoned batch.
     """

@@ -71,7 +71,9 @@ def unrolled(
 
     attack: the gradient attack. settings: its other settings.
     """
-    return climb(attack, defense, Unrolled(defense), inputs, labels, eps=eps, norm=norm, **settings)
+    return attack_through_view(
+        attack, defense, Unrolled(defense), inputs, labels, eps=eps, norm=norm, **settings
+    )
 
 
 def averaged(
@@ -93,7 +95,7 @@ def averaged(
     attack: the gradient attack. settings: its other settings.
     """
     view = Averaged(defense, updates)
-    return climb(attack, defense, view, inputs, labels, eps=eps, norm=norm, **settings)
+    return attack_through_view(attack, defense, view, inputs, labels, eps=eps, norm=norm, **settings)
 
 
 def short(
@@ -116,7 +118,7 @@ def short(
     attack: the gradient attack. settings: its other settings.
     """
     view = Short(defense, updates, gradient=gradient)
-    return climb(attack, defense, view, inputs, labels, eps=eps, norm=norm, **settings)
+    return attack_through_view(attack, defense, view, inputs, labels, eps=eps, norm=norm, **settings)
 
 
 def lazy(
@@ -137,10 +139,12 @@ def lazy(
 
     attack: the gradient attack. settings: its other settings.
     """
-    return climb(attack, defense, Lazy(defense, every), inputs, labels, eps=eps, norm=norm, **settings)
+    return attack_through_view(
+        attack, defense, Lazy(defense, every), inputs, labels, eps=eps, norm=norm, **settings
+    )
 
 
-def climb(
+def attack_through_view(
     attack: GradientAttack,
     model: Model,
     view: View,
@@ -153,8 +157,8 @@ def climb(
 ) -> AttackResult:
     """Attack the model through the view.
 
-    If the view's last answer was not the model's own, nobody knows what the last points do to the model.
-    Then submit them too (as a joint batch), and return the stronger of the two results.
+    If the view's last answer was not the model's own, it is unknown whether the last points break
+    the model. Then a joint batch of them is submitted too, and the stronger result is returned.
     """
     recorder = _LastPoints(view)
     result = attack(model, inputs, labels, through=recorder, joint=joint, mask=mask, **settings)
