@@ -1,13 +1,13 @@
-"""What serving costs: the server under as much load as it takes, beside the model called in a loop.
+"""Measure what serving costs: a server under full load, compared with the model called in a loop.
 
     python benchmarks/serving.py [--rounds 3] [--seconds 20] [--threads 1] [--json FILE]
 
-The limit is the defended model in one process, called with full batches one after the other, with as
-many threads as the server's replica has, measured before and after each load. The server has one
-replica, and clients of this process that ask again as soon as they are answered, with twice the images
-of a batch on their way: so a full batch waits while one is computed. Requests and answers are real ones,
-over HTTP; the clients take part of the machine too, so leave them a core. At least 85 % of the limit
-should come through.
+The limit is the defended model in one process, called with one full batch after the other and as many
+threads as the server's replica has. It is measured before and after each load. The server has one
+replica. The clients are threads of this process that send the next request as soon as one is answered,
+with two batches of images on their way, so that a full batch waits while another is computed. Requests
+and answers go over HTTP. The clients need CPU time too, so leave them a core. The server should reach at
+least 85 % of the limit.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dent.serving.settings import Serving
 from dent.serving.start import run_server, start_ray
 
 SHARE = 85.0  # % of the limit, at least
-# Images of a request, and how many batches of them are on their way; 0: a single request at a time.
+# Images per request, and how many batches of them are on their way; 0 means one request at a time.
 LOADS = {"1 image, saturated": (1, 2), "8 images, saturated": (8, 2), "1 image, 1 client": (1, 0)}
 Figures = dict[str, float]
 
 
-def limit(serving: Serving, images: Tensor, seconds: float) -> float:
-    """Images per second of the model alone."""
+def measure_limit(serving: Serving, images: Tensor, seconds: float) -> float:
+    """Return the images per second of the model alone."""
     defense = load_defense(serving)
     torch.set_num_threads(serving.threads or 1)
     batch = images[: serving.batch_size]
@@ -58,23 +58,23 @@ def limit(serving: Serving, images: Tensor, seconds: float) -> float:
 
 
 class Clients:
-    """So many connections, each with one request after the other, until it is enough."""
+    """Connections that each send one request after the other until they are stopped."""
 
     def __init__(self, serving: Serving, images: Tensor, count: int) -> None:
-        self.latencies: list[tuple[float, float]] = []  # when it was answered, and after how long
+        self.latencies: list[tuple[float, float]] = []  # time of the answer, and how long it took
         self.errors: list[int] = []
         self._serving, self._images = serving, images
-        self._enough = threading.Event()
+        self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(at,)) for at in range(count)]
 
     def run(self, warm_up: float, seconds: float) -> Figures:
         for thread in self._threads:
             thread.start()
         time.sleep(warm_up)
-        before, began = self._end_of_a_batch()
+        before, began = self._wait_for_batch_end()
         time.sleep(seconds)
-        after, ended = self._end_of_a_batch()
-        self._enough.set()
+        after, ended = self._wait_for_batch_end()
+        self._stopped.set()
         for thread in self._threads:
             thread.join()
         if self.errors:
@@ -86,7 +86,7 @@ class Clients:
             "requests/s": len(found) / wall,
             "images/s": new["dent_batch_size_sum"] / wall,
             **{f"p{share} ms": 1000 * found[(len(found) - 1) * share // 100] for share in (50, 95, 99)},
-            "images of a batch": new["dent_batch_size_sum"] / new["dent_batch_size_count"],
+            "images per batch": new["dent_batch_size_sum"] / new["dent_batch_size_count"],
             "model busy %": 100 * new["dent_batch_seconds_sum"] / wall,
         }
 
@@ -95,7 +95,7 @@ class Clients:
         np.save(file, self._images.roll(number, 0).numpy())
         body, headers = file.getvalue(), {"Content-Type": "application/x-npy"}
         connection = HTTPConnection(self._serving.host, self._serving.port)
-        while not self._enough.is_set():
+        while not self._stopped.is_set():
             began = time.perf_counter()
             connection.request("POST", "/predict", body, headers)
             response = connection.getresponse()
@@ -107,14 +107,14 @@ class Clients:
             self.latencies.append((now, now - began))
         connection.close()
 
-    def _end_of_a_batch(self) -> tuple[dict[str, float], float]:
-        """The next one: else up to a batch would be counted too much or too little."""
-        last = self._counts()
-        while (now := self._counts()) == last:
+    def _wait_for_batch_end(self) -> tuple[dict[str, float], float]:
+        """Wait for the end of a batch; otherwise the counts could be off by up to one batch."""
+        last = self._read_counts()
+        while (now := self._read_counts()) == last:
             time.sleep(0.01)
         return now, time.perf_counter()
 
-    def _counts(self) -> dict[str, float]:
+    def _read_counts(self) -> dict[str, float]:
         connection = HTTPConnection(self._serving.host, self._serving.port)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
@@ -124,8 +124,8 @@ class Clients:
         }
 
 
-def measured(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures]]]:
-    """The limit and each load in turns, as often as there are rounds."""
+def measure(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures]]]:
+    """Measure the limit and each load in turns, as often as there are rounds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -138,13 +138,13 @@ def measured(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures
     turns = [name for _ in range(given.rounds) for name in LOADS]
     service = describe_service(serving)
     with progress_bar("serving") as move, start_ray(serving), run_server(serving, service):
-        most = limit(serving, images, given.seconds)
+        most = measure_limit(serving, images, given.seconds)
         for number, name in enumerate(turns):
             move(number, len(turns), name)
             size, batches = LOADS[name]
             count = max(1, batches * serving.batch_size // size)
             figures = Clients(serving, images[:size], count).run(given.seconds / 4, given.seconds)
-            before, most = most, limit(serving, images, given.seconds)
+            before, most = most, measure_limit(serving, images, given.seconds)
             figures["limit"] = (before + most) / 2
             figures["share of the limit %"] = 100 * figures["images/s"] / figures["limit"]
             found[name].append(figures)
@@ -154,13 +154,13 @@ def measured(given: argparse.Namespace) -> tuple[Serving, dict[str, list[Figures
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=20, help="duration of each measurement")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--model", default="resnet20-at")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    serving, found = measured(given)
+    serving, found = measure(given)
     rows: list[dict[str, Any]] = [
         {"load": name}
         | {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}

@@ -45,7 +45,9 @@ def test_a_port_that_others_can_reach_is_an_error_unless_it_is_allowed(listen: L
     check_open_ports(before)
     port = listen("0.0.0.0")
     assert list_open_ports() - before == {("0.0.0.0", port)}
-    with pytest.raises(ConnectionError, match=f"on this machine only, got 0.0.0.0:{port}, which other"):
+    with pytest.raises(
+        ConnectionError, match=f"on this machine only, got port {port} at 0.0.0.0, which"
+    ):
         check_open_ports(before)
     check_open_ports({*before, ("0.0.0.0", port)})
 

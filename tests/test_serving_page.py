@@ -97,7 +97,7 @@ def test_an_example_shows_what_both_models_answer(opened: Open, stub: Stub) -> N
     ]
     assert not page.locator("#answer").is_visible()
     page.locator("#thumbs button").nth(1).click()
-    assert answered(page) == "The static model says deer, the defended one horse."
+    assert answered(page) == "The static model says deer, the defended model says horse."
     for side, name, verdict in (("static", "deer", "wrong"), ("defended", "horse", "right")):
         panel = page.locator(f".side.{side}")
         says = panel.locator(".says").inner_text()
@@ -147,7 +147,7 @@ def test_a_file_is_made_as_small_as_the_model_takes_it(opened: Open, stub: Stub)
         {"name": "green.png", "mimeType": "image/png", "buffer": png(32, 32, (0, 255, 0))},
     ]
     page.locator("#file").set_input_files(chosen)
-    assert answered(page) == "The static model says cat, the defended one dog."
+    assert answered(page) == "The static model says cat, the defended model says dog."
     assert page.locator("#thumbs button").count() == 8
     assert page.locator("#thumbs button[aria-pressed=true]").inner_text() == "wide.png"
     assert page.locator(".verdict").count() == 0  # nobody knows what it is
@@ -182,7 +182,7 @@ def test_what_is_no_image_is_not_sent(opened: Open, stub: Stub) -> None:
     page.locator("#file").set_input_files(
         {"name": "a.txt", "mimeType": "text/plain", "buffer": b"hello"}
     )
-    page.locator("#problem", has_text="a.txt is no image that this browser can read").wait_for()
+    page.locator("#problem", has_text="a.txt is not an image that this browser can read").wait_for()
     assert stub.asked == []
 
 
@@ -190,7 +190,12 @@ def test_what_is_no_image_is_not_sent(opened: Open, stub: Stub) -> None:
     ("status", "headers", "content", "text"),
     [
         (422, {}, {"detail": "expected 32 x 32"}, "No answer (422): expected 32 x 32."),
-        (429, {"Retry-After": "7"}, {"detail": "too many wait"}, "(429): too many wait; in 7 s."),
+        (
+            429,
+            {"Retry-After": "7"},
+            {"detail": "too many wait"},
+            "(429): too many wait; try again in 7 s.",
+        ),
         (500, {}, {"detail": [{"msg": "x"}]}, "(500): the server does not say why."),
         (502, {}, "<html>", "The server answered 502, which this page cannot read."),
         (422, {}, {"detail": SCRIPT}, SCRIPT),

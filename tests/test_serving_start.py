@@ -252,7 +252,9 @@ def test_a_server_that_others_can_reach_is_stopped_unless_it_was_asked_for(
     with pytest.raises(KeyboardInterrupt if is_right or address else ConnectionError) as error:
         serve_until_stopped(Serving(host=host), address=address, ready=ready)
     if error.type is ConnectionError:
-        assert f"got {listens[0]}:{listens[1]}, which other machines can reach" in str(error.value)
+        assert f"got port {listens[1]} at {listens[0]}, which other machines can reach" in str(
+            error.value
+        )
     assert ended == ["server"]
 
 

@@ -94,10 +94,10 @@ def check_open_ports(allowed: Collection[Address] = ()) -> None:
     allowed: addresses that may be open.
     """
     if wrong := list_open_ports() - set(allowed):
-        places = ", ".join(f"{host}:{port}" for host, port in sorted(wrong))
+        places = ", ".join(f"port {port} at {host}" for host, port in sorted(wrong))
         raise ConnectionError(
             f"expected Ray to listen on this machine only, got {places}, which other machines can "
-            "reach; install a version of Ray that pyproject.toml allows"
+            "reach; install a version of Ray that dent supports: pip install 'dent-defense[ray]'"
         )
 
 

@@ -120,24 +120,25 @@ class Serving(Declared):
     )
     device: Name = Field("cpu", description="Device: cpu, cuda, cuda:1 or mps (default: cpu)")
     host: Name = Field(
-        "127.0.0.1", description="Address to listen on; 0.0.0.0 lets others in (default: 127.0.0.1)"
+        "127.0.0.1",
+        description="Address to listen on; 0.0.0.0 is for other machines too (default: 127.0.0.1)",
     )
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on (default: 8000)")
     replicas: int = Field(1, ge=1, description="Number of copies of the model (default: 1)")
     max_replicas: int | None = Field(
-        None, ge=1, description="Largest number of copies under load (default: the same as --replicas)"
+        None, ge=1, description="Largest number of copies under high load (default: as --replicas)"
     )
     threads: int | None = Field(
         None,
         ge=1,
-        description="Number of CPU threads of each copy (default: the cores divided by copies)",
+        description="Number of CPU threads per copy (default: the cores, divided by the copies)",
     )
     batch_size: int = Field(64, ge=1, description="Largest number of images in a batch (default: 64)")
     max_wait: Seconds = Field(
         0.01, description="Longest time that a batch waits for more images (default: 10ms)"
     )
     queue: int = Field(
-        256, ge=1, description="Number of requests that may wait; more get status 429 (default: 256)"
+        256, ge=1, description="Number of requests that may wait; others get status 429 (default: 256)"
     )
     deadline: Seconds = Field(
         30.0, gt=0, description="Longest time for a request; then it gets status 504 (default: 30s)"
