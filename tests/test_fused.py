@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -129,3 +130,17 @@ def test_relu_overwrites_only_without_a_gradient() -> None:
         faster(inputs)
     faster(inputs)
     assert [bool((kept < 0).any()) for kept in features] == [False, True]
+
+
+def test_the_copy_leaves_the_number_of_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that start after a call have as many threads of torch as before."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    net, inputs = randomized(build("resnet20")), torch.rand(32, 3, 32, 32, dtype=torch.double)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fuse_batch_norm(net, inputs)(inputs)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
