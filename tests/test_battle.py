@@ -35,7 +35,7 @@ ROUNDING = 6e-4  # relative, of four digits
 
 def subject_of(net: nn.Module, defense: str) -> Subject:
     defended = defend(net, defense)
-    return Subject(defended, net, defended, defended.independent)
+    return Subject(defended, net, defended, defended.settings.independent)
 
 
 def battle(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 from scipy.stats import multivariate_normal
 
-from dent.defense import blur
+from dent.defense.dent import blur
 
 IMAGES = torch.rand(2, 3, 14, 17, dtype=torch.double, generator=torch.Generator().manual_seed(0))
 
@@ -43,7 +43,7 @@ def test_full_covariance_is_the_normal_density(y: float, shear: float, x: float)
     params = torch.tensor([[math.log(y), shear, math.log(x)]], dtype=torch.double)
     torch.testing.assert_close(blur.smooth(IMAGES, params), expected)
     torch.testing.assert_close(
-        blur.deviations(params)[0], torch.from_numpy(np.sqrt(np.diag(covariance)))
+        blur.get_deviations(params)[0], torch.from_numpy(np.sqrt(np.diag(covariance)))
     )
 
 
@@ -58,12 +58,12 @@ def test_gradient_by_finite_differences(rows: int, columns: int) -> None:
 
 def test_the_limit_is_the_identity() -> None:
     errors = [
-        (blur.smooth(IMAGES, blur.initial(sigma, "full", 1).double()) - IMAGES).abs().max().item()
+        (blur.smooth(IMAGES, blur.make_blur(sigma, "full", 1).double()) - IMAGES).abs().max().item()
         for sigma in (0.4, 0.3, 0.2, 0.1, blur.SMALLEST)
     ]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] == 0
-    smallest = blur.initial(blur.SMALLEST, "spherical", 1).requires_grad_()
+    smallest = blur.make_blur(blur.SMALLEST, "spherical", 1).requires_grad_()
     (grad,) = torch.autograd.grad(blur.smooth(IMAGES.float(), smallest).sum(), smallest)
     assert grad.isfinite().all()
 
@@ -76,10 +76,10 @@ def test_each_sample_under_its_own_filter_is_as_if_alone() -> None:
 
 def test_scales_stay_where_the_image_can_hold_them() -> None:
     wild = torch.tensor([[-50.0, 90.0, 50.0], [0.0, 0.5, 0.0]], dtype=torch.double)
-    tame = blur.bounded(wild, (14, 17))
+    tame = blur.bound_blur(wild, (14, 17))
     assert torch.equal(tame[1], wild[1])
     assert blur.smooth(IMAGES, tame).isfinite().all()
-    assert blur.smooth(torch.rand(1, 1, 1, 1), blur.bounded(torch.zeros(1, 1), (1, 1))).shape == (
+    assert blur.smooth(torch.rand(1, 1, 1, 1), blur.bound_blur(torch.zeros(1, 1), (1, 1))).shape == (
         1,
         1,
         1,

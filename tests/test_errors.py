@@ -11,7 +11,7 @@ from nets import randomized, small
 from torch import Tensor, nn
 
 import dent
-from dent.defense.checks import all_finite
+from dent.defense.dent.checks import is_finite
 
 IMAGES = torch.rand(4, 3, 8, 8)
 
@@ -116,6 +116,14 @@ def test_models_that_return_no_logits(
         defended(IMAGES)
 
 
+def test_one_row_of_non_negative_logits_is_no_probability(model: nn.Module) -> None:
+    one_hot = Returning(model, lambda y: nn.functional.one_hot(y.argmax(1), 4) + 0 * y)
+    for preset in ("static", "dent+solo"):
+        assert dent.defend(one_hot, preset)(IMAGES[:1]).sum() == 1
+        with pytest.raises(ValueError, match="got probabilities"):
+            dent.defend(one_hot, preset)(IMAGES[:2])
+
+
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
@@ -141,11 +149,11 @@ def test_wrong_inputs(model: nn.Module, inputs: Any, error: type[Exception], mes
 @pytest.mark.parametrize("others", [0.5, torch.finfo(torch.float32).max])
 def test_one_value_that_is_not_finite_is_seen(value: float, others: float) -> None:
     values = torch.full((2, 3, 4, 4), others)  # whose sum overflows, or not
-    assert all_finite(values)
+    assert is_finite(values)
     values[1, 2, 3, 3] = value
-    assert not all_finite(values)
+    assert not is_finite(values)
     values[0, 0, 0, 0] = -value
-    assert not all_finite(values)
+    assert not is_finite(values)
 
 
 def test_smoothing_needs_images() -> None:
@@ -200,10 +208,10 @@ def test_models_that_cannot_be_adapted(model: nn.Module) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_quantised_models(model: nn.Module) -> None:
-    quantised = torch.ao.nn.quantized.Linear(4, 4)
-    with pytest.raises(TypeError, match="is quantised and has no gradient"):
-        dent.defend(nn.Sequential(model, quantised))
+def test_quantized_models(model: nn.Module) -> None:
+    quantized = torch.ao.nn.quantized.Linear(4, 4)
+    with pytest.raises(TypeError, match="is quantized and has no gradient"):
+        dent.defend(nn.Sequential(model, quantized))
 
 
 class SequenceFirst(nn.Module):
@@ -247,7 +255,7 @@ def test_chunks_need_inputs_that_do_not_see_one_another(model: nn.Module) -> Non
     with pytest.raises(ValueError, match="chunk: expected an integer >= 1, got 0"):
         dent.defend(model, "dent", chunk=0)
     with pytest.raises(ValueError, match="chunk: expected an integer >= 1, got 2.5"):
-        dent.defend(model, "dent", chunk=2.5)  # type: ignore[call-overload]
+        dent.defend(model, "dent", chunk=2.5)
     with pytest.raises(ValueError, match="information-maximization' looks at all predictions together"):
         dent.defend(model, "dent+", chunk=2)
     with pytest.raises(ValueError, match="statistics are of the whole batch"):

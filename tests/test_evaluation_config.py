@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dent
-from dent.defense.settings import PRESETS, Settings
+from dent.defense.dent.settings import PRESETS, Settings
 from dent.defense.text import format_defense
 from dent.evaluation import Evaluation, make_evaluation, read_evaluation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from nets import affine_parameters
 from torch import Tensor, nn
 
 import dent
+from dent.defense import LowDiversityWarning
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -110,6 +112,27 @@ def test_information_maximization_of_one_input_leaves_the_model_static(
     assert not state.delta.any()
     torch.testing.assert_close(defended(images[:1]), net(images[:1]).detach())
     assert defended.adapt(images[:2]).trace.delta[-1].min() > 0
+
+
+def test_information_maximization_warns_once_of_batches_that_look_like_one_class() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Identity())  # the class of an input is its largest value
+    several = 2 * torch.eye(3)
+    same = several[[1, 1]] + 0.1 * torch.rand(2, 3)
+    problems = ((several[:1], "a batch of one leaves the model static"), (same, "all 2 inputs"))
+    for batch, message in problems:
+        defended = dent.defend(net, "dent+")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            defended(several)
+            assert not caught
+            defended(batch), defended(batch)
+        assert [warning.category for warning in caught] == [LowDiversityWarning]
+        assert message in str(caught[0].message)
+        assert "dent+solo" in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dent.defend(net, "dent+solo")(several[:1])
+        dent.defend(net, "dent+").adapt(several[:1], steps=0)
 
 
 def test_no_steps_is_the_static_model_to_the_bit(net: nn.Module, images: Tensor) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 
-from dent.defense.objectives import entropy, information_maximization, mean_entropy
+from dent.defense.dent.objectives import entropy, information_maximization, mean_entropy
 
 batches = st.integers(0, 2**32 - 1).map(
     lambda seed: 5 * torch.randn(4, 6, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
@@ -37,6 +37,14 @@ def test_information_maximization_is_minus_the_mutual_information(logits: torch.
     expected = scipy_entropy(p, axis=1).mean() - scipy_entropy(p.mean(0))
     torch.testing.assert_close(information_maximization(logits).item(), float(expected))
     assert information_maximization(logits) <= 1e-12
+
+
+@given(batches)
+def test_the_authors_constant_changes_information_maximization_by_little(logits: torch.Tensor) -> None:
+    p, eps = logits.softmax(1), 1e-5
+    mean = p.mean(0)
+    theirs = -(p * (p + eps).log()).sum(1).mean() + (mean * (mean + eps).log()).sum()
+    assert 0 < (information_maximization(logits) - theirs).abs() <= logits.shape[1] * eps
 
 
 def test_extreme_logits_are_stable() -> None:

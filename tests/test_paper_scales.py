@@ -14,7 +14,7 @@ import yaml
 
 from dent.attacks.autoattack import VERSIONS
 from dent.data import DATA, PREPROCESSING, open_data
-from dent.defense.settings import Settings, make_settings
+from dent.defense.dent.settings import Settings, make_settings
 from dent.defense.text import format_defense
 from dent.evaluation.attacks import kind_of
 from dent.evaluation.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dent.defense.settings import Settings, make_settings
+from dent.defense.dent.settings import Settings, make_settings
 from dent.defense.text import format_defense
 from dent.paper.tables import FOLDER, Ask, Number, Table, find_number, find_table, read_table, tables
 from dent.texts import parse_text

@@ -115,7 +115,7 @@ def test_company_changes_nothing_where_the_defense_is_independent(
         alone = [answer_batch(defended, one[None])[0] for one in inputs]
         together = answer_batch(defended, torch.cat([company, inputs]))[5:]
         close = torch.allclose(stacked(alone, "defended"), stacked(together, "defended"), atol=1e-10)
-        assert close == same == defended.independent
+        assert close == same == defended.settings.independent
         assert torch.allclose(stacked(alone, "static"), stacked(together, "static"), atol=1e-12)
 
 

@@ -79,7 +79,7 @@ class Recorded:
 def batches_of(asked: Serving, replica: Recorded) -> Batches:
     return Batches(
         asked, replica, steps=replica.defense.settings.steps,
-        shared=replica.defense.independent or asked.shared_batches,
+        shared=replica.defense.settings.independent or asked.shared_batches,
     )  # fmt: skip
 
 

@@ -286,7 +286,7 @@ def begin(
 
 def depends_on_batch(model: Model) -> bool:
     """Return True if the model declares `independent = False`."""
-    return not getattr(model, "independent", True)
+    return getattr(model, "independent", None) is False
 
 
 def is_broken(logits: Tensor, labels: Tensor, towards: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The method: Delta, Sigma, the objective, the update, and the paper's settings by name."""
+"""Defenses that adapt at test time: the protocol, `defend`, and the paper's method in `dent/`."""
 
 from __future__ import annotations
 
@@ -6,50 +6,40 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
-from dent.defense.dent import Dent
-from dent.defense.online import Online
-from dent.defense.settings import PRESET_NOTES, PRESETS, Settings, make_settings
-from dent.defense.state import State, Trace
+from dent.defense.dent.checks import LowDiversityWarning
+from dent.defense.dent.method import Dent, State, Trace
+from dent.defense.dent.online import Online
+from dent.defense.dent.settings import PRESET_NOTES, PRESETS, Settings, make_settings
+from dent.defense.protocol import Defense, is_independent
 from dent.defense.text import parse_defense
 
-__all__ = ["PRESETS", "PRESET_NOTES", "Dent", "Online", "Settings", "State", "Trace", "defend"]
+__all__ = [
+    "PRESETS",
+    "PRESET_NOTES",
+    "Defense",
+    "Dent",
+    "LowDiversityWarning",
+    "Online",
+    "Settings",
+    "State",
+    "Trace",
+    "defend",
+    "is_independent",
+]
+
+
+@overload
+def defend(model: nn.Module, preset: Literal["tent"], **settings: Any) -> Online: ...
 
 
 @overload
 def defend(
-    model: nn.Module,
-    preset: Literal["tent"],
-    *,
-    compile: bool = False,
-    channels_last: bool | None = None,
-    chunk: int | None = None,
-    **settings: Any,
+    model: nn.Module, preset: str = "dent", *, continual: Literal[True], **settings: Any
 ) -> Online: ...
 
 
 @overload
-def defend(
-    model: nn.Module,
-    preset: str = "dent",
-    *,
-    compile: bool = False,
-    channels_last: bool | None = None,
-    chunk: int | None = None,
-    continual: Literal[True],
-    **settings: Any,
-) -> Online: ...
-
-
-@overload
-def defend(
-    model: nn.Module,
-    preset: str = "dent",
-    *,
-    compile: bool = False,
-    channels_last: bool | None = None,
-    chunk: int | None = None,
-    **settings: Any,
-) -> Dent: ...
+def defend(model: nn.Module, preset: str = "dent", **settings: Any) -> Dent: ...
 
 
 def defend(
@@ -61,12 +51,12 @@ def defend(
     chunk: int | None = None,
     **settings: Any,
 ) -> Dent | Online:
-    """Defend a classifier at test time, with the paper's settings or any of them replaced.
+    """Return the model defended at test time, by a preset or with any of its settings replaced.
 
-    model: any module from inputs (N, ...) to logits (N, classes); it is shared and never changed.
+    model: any module from inputs (N, ...) to logits (N, classes). It is shared and never changed.
     preset: a name of `PRESETS` (`dent list presets` prints them), or a text such as `dent+:steps=3`.
-    compile, channels_last, chunk: how it is computed, as in `Dent`; they do not change the result.
-    settings: fields of `Settings` that replace the preset's.
+    compile, channels_last, chunk: how to compute it, as in `Dent`. They do not change the result.
+    settings: fields of `Settings` that replace those of the preset.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))

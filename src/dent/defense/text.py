@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dent.defense.settings import PRESETS, Settings, make_settings
+from dent.defense.dent.settings import PRESETS, Settings, make_settings
 from dent.texts import format_text, parse_text, parse_value
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
 from dent.attacks.reference import import_reference
-from dent.defense.settings import Settings
+from dent.defense.dent.settings import Settings
 from dent.defense.text import parse_settings
 from dent.evaluation.attacks import attack_named
 from dent.evaluation.config import Evaluation

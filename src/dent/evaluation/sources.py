@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dent.attacks.checks import check_model
 from dent.data import Dataset, open_data
-from dent.defense import defend
+from dent.defense import defend, is_independent
 from dent.evaluation.attacks import Subject
 from dent.evaluation.config import Evaluation
 from dent.evaluation.units import Cell
@@ -73,24 +73,13 @@ class Sources:
             static = self.model(cell.model)
             defense = defend(static, cell.defense)
             model = static if cell.static else defense
-            # A model may itself be a defense that sees its batch, and say so as `Dent` does, or not.
-            independent = defense.independent and getattr(static, "independent", True)
-            independent = independent and not self._sees_batch(model)
+            independent = defense.independent
+            if independent is None:
+                inputs, _ = self.read(self.batches()[0][:2])
+                with own_draws(self.evaluation.device):
+                    independent = is_independent(model, inputs)
             self._subjects[cell] = Subject(model, static, defense, independent)
         return self._subjects[cell]
-
-    def _sees_batch(self, model: nn.Module) -> bool:
-        """Whether two inputs are answered differently together and alone, and not just at random."""
-        inputs, _ = self.read(self.batches()[0][:2])
-        with torch.no_grad(), own_draws(self.evaluation.device):
-            together, again, *parts = (model(some) for some in (inputs, inputs, *inputs.split(1)))
-        answers = [together, again, *parts]
-        if not all(isinstance(one, Tensor) and one.dim() == 2 for one in answers):
-            return False  # no logits: whoever plans with it will say so
-        alone = torch.cat(parts)
-        if together.shape != alone.shape or not torch.equal(together, again):
-            return False
-        return not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True)
 
     def batches(self) -> tuple[Tensor, ...]:
         """The images cut into batches: indices of the data set."""

@@ -9,7 +9,7 @@ from typing import Any
 from dent.attacks.adaptive.transfer import OFFLINE
 from dent.attacks.autoattack import select_attacks
 from dent.attacks.losses import LOSSES
-from dent.defense.settings import Settings
+from dent.defense.dent.settings import Settings
 from dent.evaluation.attacks import attack_named
 from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL
 from dent.names import check_known, lookup

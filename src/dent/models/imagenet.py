@@ -14,6 +14,8 @@ class ResNet50(nn.Module):
     The stride is in the 3x3 convolution of a bottleneck ("v1.5"), as in torchvision's checkpoints.
     """
 
+    independent = True  # no answer depends on the rest of the batch
+
     def __init__(self, *, classes: int = 1000) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)

@@ -39,6 +39,11 @@ class Normalized(nn.Module):
         self.register_buffer("mean", torch.tensor(means)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(stds)[:, None, None], persistent=False)
 
+    @property
+    def independent(self) -> bool | None:
+        """Return what the model says of itself: True if no answer depends on the rest of the batch."""
+        return getattr(self.model, "independent", None)
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Images (N, C, H, W) in [0, 1] to what the model makes of them."""
         expected = max(len(self.mean), len(self.std))
@@ -60,6 +65,11 @@ class PerImageNormalized(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+
+    @property
+    def independent(self) -> bool | None:
+        """Return what the model says of itself: True if no answer depends on the rest of the batch."""
+        return getattr(self.model, "independent", None)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Images (N, C, H, W) to what the model makes of them."""

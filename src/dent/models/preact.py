@@ -16,6 +16,8 @@ class PreActResNet18(nn.Module):
     comes or normalized (`normalized_shortcut`; this one is not seen in a checkpoint's keys).
     """
 
+    independent = True  # no answer depends on the rest of the batch
+
     def __init__(
         self, *, classes: int = 10, final_norm: bool = False, normalized_shortcut: bool = False
     ) -> None:

@@ -17,6 +17,8 @@ class WideResNet(nn.Module):
     (trained by code with that slip), and a model that loads them key for key has it as well.
     """
 
+    independent = True  # no answer depends on the rest of the batch
+
     def __init__(self, depth: int, width: int, *, classes: int = 10, duplicate: bool = False) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:

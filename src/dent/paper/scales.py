@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dent.defense.settings import PRESETS
+from dent.defense.dent.settings import PRESETS
 from dent.defense.text import format_defense
 from dent.evaluation.suites import attack_text
 from dent.names import check_known, lookup

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dent.defense import Dent, defend
+from dent.defense import Dent, defend, is_independent
 from dent.models import load_model
 from dent.serving.answers import Answer, ModelError, answer_batch
 from dent.serving.batches import BatchRecord, Reply
@@ -54,7 +54,12 @@ def load_defense(serving: Serving) -> Dent:
 def describe_service(serving: Serving) -> Service:
     """Load the model once, to find what is wrong before a server starts, and describe it."""
     defense = load_defense(serving)
-    if defense.independent:
+    independent = defense.independent
+    if independent is None:
+        generator = torch.Generator().manual_seed(0)
+        images = torch.rand(4, 3, *serving.size, generator=generator).to(serving.device)
+        independent = is_independent(defense, images)
+    if independent:
         isolation = "independent: an answer does not depend on what else is in its batch"
     elif serving.shared_batches:
         isolation = "shared batches: any client can change the answers of the others"
@@ -64,7 +69,7 @@ def describe_service(serving: Serving) -> Service:
         serving.model,
         serving.defense,
         isolation,
-        shared=defense.independent or serving.shared_batches,
+        shared=independent or serving.shared_batches,
         steps=defense.settings.steps,
     )
 

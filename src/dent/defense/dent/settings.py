@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from dent.defense.objectives import OBJECTIVES
-from dent.defense.optimizers import OPTIMIZERS
+from dent.defense.dent.objectives import OBJECTIVES
+from dent.defense.dent.optimizers import OPTIMIZERS
 from dent.fields import refuse, setting, wrong_choices
 from dent.names import check_known, lookup
 
@@ -158,6 +158,7 @@ PRESETS: dict[str, Settings] = {
     "dent+": Settings(
         affine="sample", objective="information-maximization", optimizer="adamod", lr=6e-3, steps=6
     ),
+    "dent+solo": Settings(affine="sample", reduction="sum", optimizer="adamod", lr=6e-3, steps=6),
     "dent-nominal": Settings(statistics="test", blur="dynamic", steps=10),
 }
 
@@ -168,6 +169,7 @@ PRESET_NOTES: dict[str, str] = {
     "tent": "online: one update per batch, carried on (Wang et al., 2021)",
     "dent": "batch-wise, for adversarially trained models (Table 1)",
     "dent+": "sample-wise, for adversarially trained models (Table 1)",
+    "dent+solo": "dent+ with plain entropy: each input adapts alone, whatever else is in its batch",
     "dent-nominal": "batch-wise, test statistics and learned smoothing, for nominal models (Table 4)",
 }
 

@@ -1,22 +1,22 @@
-"""What a defense refuses, before any long work starts, and why."""
+"""What a defense refuses or warns of, and why: models, batches, inputs and logits."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from dent.defense.normalization import (
-    affine_names,
-    is_batch_norm,
-    is_normalization,
-    needs_batch_statistics,
-)
-from dent.defense.settings import Settings
+from dent.defense.dent.layers import affine_names, is_normalization, needs_batch_statistics
+from dent.defense.dent.settings import Settings
+
+
+class LowDiversityWarning(UserWarning):
+    """Information maximization got a batch whose inputs all look like one class."""
 
 
 def check_model(model: nn.Module, settings: Settings) -> None:
-    """Refuse, with the reason, a model that these settings cannot defend."""
+    """Raise, with the reason, if these settings cannot defend the model."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
@@ -26,13 +26,11 @@ def check_model(model: nn.Module, settings: Settings) -> None:
                 f"{where} is scripted and cannot be adapted; defend the model before scripting"
             )
         if kind.__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
-            raise TypeError(f"{where} is quantised and has no gradient; defend the float model")
+            raise TypeError(f"{where} is quantized and has no gradient; defend the float model")
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             raise TypeError(f"{where} is spread over devices; defend its .module instead")
-        if any(
-            isinstance(value, (UninitializedParameter, UninitializedBuffer))
-            for value in (*module.parameters(False), *module.buffers(False))
-        ):
+        values = (*module.parameters(False), *module.buffers(False))
+        if any(isinstance(value, (UninitializedParameter, UninitializedBuffer)) for value in values):
             raise TypeError(f"{where} is not initialized yet; run the model once before defending it")
     layers = [layer for layer in model.modules() if is_normalization(layer)]
     if settings.affine != "off" and not any(affine_names(layer) for layer in layers):
@@ -41,7 +39,7 @@ def check_model(model: nn.Module, settings: Settings) -> None:
             f"nothing to adapt in {type(model).__name__}: normalization layers (BatchNorm, GroupNorm, "
             f"LayerNorm, InstanceNorm, RMSNorm) {found}; use affine='off' with a blur"
         )
-    batch_norms = [layer for layer in layers if is_batch_norm(layer)]
+    batch_norms = [layer for layer in layers if isinstance(layer, _BatchNorm)]
     if settings.test_share > 0 and not batch_norms:
         raise ValueError(
             f"statistics={settings.statistics!r} needs BatchNorm layers, and {type(model).__name__} has "
@@ -55,7 +53,7 @@ def check_model(model: nn.Module, settings: Settings) -> None:
 
 
 def check_chunk(chunk: int | None, model: nn.Module, settings: Settings) -> None:
-    """Refuse to cut a batch whose inputs see one another."""
+    """Raise ValueError if a batch must not be cut because its inputs see one another."""
     if chunk is None:
         return
     if not isinstance(chunk, int) or chunk < 1:
@@ -66,16 +64,14 @@ def check_chunk(chunk: int | None, model: nn.Module, settings: Settings) -> None
     if settings.test_share > 0 or any(needs_batch_statistics(layer) for layer in model.modules()):
         reason = "statistics are of the whole batch"
     if reason:
-        raise ValueError(f"chunk: a batch cannot be cut where its inputs see one another: {reason}")
+        raise ValueError(f"chunk: a batch cannot be cut if its inputs see one another: {reason}")
 
 
 def check_inputs(inputs: Tensor, model: nn.Module, settings: Settings) -> None:
-    """Refuse inputs that no model could take, or this one not."""
+    """Raise if the inputs are not a batch of finite floats on the model's device."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         got = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise TypeError(
-            f"expected inputs as a float tensor, got {got}; images go in as floats in [0, 1]"
-        )
+        raise TypeError(f"expected inputs as a float tensor, got {got}; convert images to [0, 1]")
     shape = tuple(inputs.shape)
     if settings.blur != "off" and inputs.dim() != 4:
         raise ValueError(f"expected images (N, C, H, W) to smooth, got shape {shape}; use blur='off'")
@@ -84,17 +80,15 @@ def check_inputs(inputs: Tensor, model: nn.Module, settings: Settings) -> None:
     device = next((p.device for p in model.parameters()), inputs.device)
     if inputs.device != device:
         raise ValueError(f"expected inputs on {device}, where the model is, got {inputs.device}")
-    if not all_finite(inputs.detach()):
+    if not is_finite(inputs.detach()):
         raise ValueError("expected finite inputs, got NaN or infinity")
 
 
-def all_finite(values: Tensor) -> bool:
-    """Whether there is neither NaN nor infinity: both show in the sum, which is faster to look at."""
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+def check_logits(logits: object, inputs: Tensor, name: str, *, values: bool = True) -> None:
+    """Raise if the model called `name` returned no logits.
 
-
-def check_logits(logits: object, inputs: Tensor, name: str) -> None:
-    """Refuse a model that returns no logits."""
+    values: also look for NaN and probabilities, which makes a GPU wait.
+    """
     if not isinstance(logits, Tensor):
         raise TypeError(
             f"expected {name} to return a tensor of logits (N, classes), got {type(logits).__name__}; "
@@ -105,10 +99,33 @@ def check_logits(logits: object, inputs: Tensor, name: str) -> None:
             f"expected {name} to return logits ({len(inputs)}, classes), got {logits.dtype} of shape "
             f"{tuple(logits.shape)}"
         )
-    values = logits.detach().float()
-    if not all_finite(values):
+    rows = logits.detach().float()
+    if values and not is_finite(rows):
         raise ValueError(f"expected {name} to return finite logits, got NaN or infinity")
-    if (values >= 0).all() and torch.allclose(values.sum(1), torch.ones_like(values[:, 0]), atol=1e-4):
+    # A single row that sums to 1 is no evidence: logits may be non-negative.
+    if values and len(rows) > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-4).all():
         raise ValueError(
             f"expected {name} to return logits, got probabilities (rows that sum to 1); drop its softmax"
         )
+
+
+def is_finite(values: Tensor) -> bool:
+    """Return True if no value is NaN or infinite. Both show in the sum, which is faster to look at."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+
+
+def find_low_diversity(logits: Tensor) -> str:
+    """Return what information maximization does wrong with these predictions, or an empty text."""
+    if len(logits) == 1:
+        problem = "a batch of one leaves the model static, at the cost of adapting it"
+    elif (logits.argmax(1) == logits[0].argmax()).all():
+        problem = (
+            f"all {len(logits)} inputs of this batch are predicted as one class, and it makes "
+            "predictions differ, so that right answers may turn wrong"
+        )
+    else:
+        return ""
+    return (
+        f"information maximization needs batches of several classes: {problem}; use larger batches, or "
+        "the preset dent+solo, which adapts to each input alone"
+    )

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dent.defense.dent import Dent
-from dent.defense.settings import Settings
-from dent.defense.state import State
+from dent.defense.dent.method import Dent, State
+from dent.defense.dent.settings import Settings
 
 
 class Online(nn.Module):

@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dent.defense.settings import Covariance
+from dent.defense.dent.settings import Covariance
 
 SMALLEST = 0.05  # standard deviation, in pixels; the filter is the identity far above it
 
 
-def initial(sigma: float, covariance: Covariance, rows: int) -> Tensor:
+def make_blur(sigma: float, covariance: Covariance, rows: int) -> Tensor:
     """Parameters (rows, 1, 2 or 3) of a round Gaussian of standard deviation sigma.
 
-    >>> initial(1.0, "full", 1)
+    >>> make_blur(1.0, "full", 1)
     tensor([[0., 0., 0.]])
     """
     log_sigma = math.log(sigma)
@@ -35,7 +35,7 @@ def initial(sigma: float, covariance: Covariance, rows: int) -> Tensor:
     return torch.tensor([row]).repeat(rows, 1)
 
 
-def bounded(params: Tensor, image_size: Sequence[int]) -> Tensor:
+def bound_blur(params: Tensor, image_size: Sequence[int]) -> Tensor:
     """Parameters brought back to scales that the image can hold: a quarter of its smaller side."""
     largest = max(min(image_size) / 4, 2 * SMALLEST)
     low, high = math.log(SMALLEST), math.log(largest)
@@ -47,18 +47,20 @@ def bounded(params: Tensor, image_size: Sequence[int]) -> Tensor:
     )
 
 
-def deviations(params: Tensor) -> Tensor:
+def get_deviations(params: Tensor) -> Tensor:
     """Standard deviations along y and x, (rows, 2), in pixels."""
     factor = _cholesky(params)
     return factor.square().sum(2).sqrt()
 
 
-def smooth(inputs: Tensor, params: Tensor) -> Tensor:
+def smooth(inputs: Tensor, params: Tensor | None) -> Tensor:
     """Images (N, C, H, W) filtered by their Gaussian; beyond the border the edge is repeated.
 
-    >>> smooth(torch.ones(1, 1, 4, 4), initial(1.0, "spherical", 1)).allclose(torch.ones(1, 1, 4, 4))
+    >>> smooth(torch.ones(1, 1, 4, 4), make_blur(1.0, "spherical", 1)).allclose(torch.ones(1, 1, 4, 4))
     True
     """
+    if params is None:
+        return inputs
     count, channels = inputs.shape[:2]
     rows = len(params)
     kernel, (pad_y, pad_x) = _kernel(params)
@@ -85,7 +87,7 @@ def _kernel(params: Tensor) -> tuple[Tensor, tuple[int, int]]:
 
     Each row is cut off at its own half-size, so that no row depends on the others.
     """
-    half = (2 * deviations(params.detach())).ceil()
+    half = (2 * get_deviations(params.detach())).ceil()
     pad_y, pad_x = (int(size) for size in half.amax(0).tolist())
     y = torch.arange(-pad_y, pad_y + 1, dtype=params.dtype, device=params.device)
     x = torch.arange(-pad_x, pad_x + 1, dtype=params.dtype, device=params.device)
