@@ -1,4 +1,4 @@
-"""The views of a dynamic defense have the gradients that they say, and any such defense will do."""
+"""Each view has the gradient that it promises, for any defense with `adapt` and `predict`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EPS = 0.03
 
 
 class Centered:
-    """Another dynamic defense, with a closed form: each update goes half the way to the batch's mean.
+    """A dynamic defense with a closed form: each update moves halfway to the batch's mean.
 
     After k updates the state is (1 - 2^-k) times the mean, which is subtracted from the inputs.
     """
@@ -57,7 +57,7 @@ class Centered:
 
 
 class Recorder(Generic[State]):
-    """Another defense, with a record of what it was given."""
+    """A wrapper that records the calls of a defense."""
 
     def __init__(self, defense: DynamicDefense[State]) -> None:
         self.defense = defense
@@ -85,47 +85,47 @@ class Recorder(Generic[State]):
         return self.defense(inputs)
 
 
-def centered(updates: int = 3) -> tuple[Centered, Tensor, Tensor]:
-    """Inputs around the boundary between four classes, labeled as the defense has them."""
+def make_centered(updates: int = 3) -> tuple[Centered, Tensor, Tensor]:
+    """Return a `Centered` defense, inputs near its boundaries, and its predictions as labels."""
     defense = Centered(nn.Linear(12, 4).double(), updates)
     inputs = torch.rand(8, 3, 2, 2).double()
     return defense, inputs, defense(inputs).argmax(1)
 
 
-def shared(**settings: Any) -> tuple[dent.Dent, Tensor, Tensor]:
-    """Dent with parameters for the whole batch, on a little net in double precision."""
+def make_dent(**settings: Any) -> tuple[dent.Dent, Tensor, Tensor]:
+    """Return dent with shared parameters on a small network, inputs, and its predictions as labels."""
     net = randomized(small(nn.BatchNorm2d(8)))
     defense = dent.Dent(net, dent.Settings(**{"steps": 3, "lr": 0.02} | settings))
     inputs = torch.rand(6, 3, 6, 6, dtype=torch.double)
     return defense, inputs, defense(inputs).argmax(1)
 
 
-def broken(defense: Any, batch: Tensor, labels: Tensor) -> int:
+def count_broken(defense: Any, batch: Tensor, labels: Tensor) -> int:
     return int((defense(batch).argmax(1) != labels).sum())
 
 
-def climbed(model: Any, view: View, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the cross-entropy, as an attack sees it through the view."""
+def compute_view_gradient(model: Any, view: View, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradient of the cross-entropy that an attack sees through the view."""
     loss = partial(F.cross_entropy, target=labels, reduction="none")
     return AttackedModel(model, through=view, joint=True).differentiate(inputs, loss).gradient
 
 
-def by_autograd(logits: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+def compute_gradient(logits: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
     inputs = inputs.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(F.cross_entropy(logits(inputs), labels, reduction="sum"), inputs)
     return gradient
 
 
-def errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the cross-entropy to the logits."""
+def compute_logit_gradient(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradient of the cross-entropy with respect to the logits."""
     return logits.detach().softmax(1) - F.one_hot(labels, logits.shape[1])
 
 
 def test_the_gradients_of_a_defense_with_a_closed_form() -> None:
-    defense, inputs, labels = centered(updates=3)
+    defense, inputs, labels = make_centered(updates=3)
     weight = defense.linear.weight.detach()
     states = [(1 - 2.0**-k) * inputs.mean(0) for k in range(4)]
-    wrong = [errors(defense.predict(inputs, state), labels) for state in states]
+    wrong = [compute_logit_gradient(defense.predict(inputs, state), labels) for state in states]
     expected: dict[View, Tensor] = {
         Direct(defense): wrong[3],
         Unrolled(defense): wrong[3] - (1 - 2.0**-3) * wrong[3].mean(0),
@@ -134,7 +134,7 @@ def test_the_gradients_of_a_defense_with_a_closed_form() -> None:
         Short(defense, 1, gradient="unrolled"): wrong[1] - 0.5 * wrong[1].mean(0),
     }
     for view, error in expected.items():
-        gradient = climbed(defense, view, inputs, labels)
+        gradient = compute_view_gradient(defense, view, inputs, labels)
         torch.testing.assert_close(gradient.flatten(1), error @ weight)
 
 
@@ -142,13 +142,13 @@ def test_the_gradients_of_a_defense_with_a_closed_form() -> None:
     "settings", [{}, {"statistics": "test"}, {"affine": "sample", "optimizer": "adamod"}], ids=str
 )
 def test_the_gradients_of_dent(settings: dict[str, Any]) -> None:
-    defense, inputs, labels = shared(**settings)
+    defense, inputs, labels = make_dent(**settings)
 
     def after(steps: int) -> Callable[[Tensor], Tensor]:
         return lambda points: defense.predict(points, defense.adapt(points.detach(), steps=steps))
 
-    by_steps = [by_autograd(after(steps), inputs, labels) for steps in range(4)]
-    through = by_autograd(lambda points: defense(points, gradient="unrolled"), inputs, labels)
+    by_steps = [compute_gradient(after(steps), inputs, labels) for steps in range(4)]
+    through = compute_gradient(lambda points: defense(points, gradient="unrolled"), inputs, labels)
     assert not torch.allclose(through, by_steps[3], rtol=1e-2)
     expected: dict[View, Tensor] = {
         Unrolled(defense): through,
@@ -157,19 +157,24 @@ def test_the_gradients_of_dent(settings: dict[str, Any]) -> None:
         Lazy(defense): by_steps[3],
     }
     for view, gradient in expected.items():
-        torch.testing.assert_close(climbed(defense, view, inputs, labels), gradient)
+        torch.testing.assert_close(compute_view_gradient(defense, view, inputs, labels), gradient)
 
 
 def test_averages_of_an_unrolled_defense_take_its_states_as_constants() -> None:
-    stale, inputs, labels = shared()
+    stale, inputs, labels = make_dent()
     unrolled = dent.Dent(stale.model, replace(stale.settings, gradient="unrolled"))
     for view in (Averaged, Lazy):
-        gradients = [climbed(one, view(one, 3), inputs, labels) for one in (stale, unrolled)]
+        gradients = [
+            compute_view_gradient(one, view(one, 3), inputs, labels) for one in (stale, unrolled)
+        ]
         torch.testing.assert_close(*gradients)
 
 
 def test_views_are_exact_where_no_update_is_left_out() -> None:
-    tasks: list[tuple[DynamicDefense[Any], Tensor, Tensor]] = [centered(updates=3), shared(steps=3)]
+    tasks: list[tuple[DynamicDefense[Any], Tensor, Tensor]] = [
+        make_centered(updates=3),
+        make_dent(steps=3),
+    ]
     for defense, inputs, labels in tasks:
         views: list[tuple[View, bool]] = [
             (Direct(defense), True),
@@ -180,25 +185,25 @@ def test_views_are_exact_where_no_update_is_left_out() -> None:
             (Short(defense, 2), False),
         ]
         for view, exact in views:
-            climbed(defense, view, inputs, labels)
+            compute_view_gradient(defense, view, inputs, labels)
             assert view.exact == exact, view
 
 
 @pytest.mark.parametrize("attack", [apgd, pgd])
 def test_lazy_at_every_step_is_the_attack_itself(attack: Any) -> None:
-    defense, inputs, labels = shared(statistics="test")
+    defense, inputs, labels = make_dent(statistics="test")
     plain = attack(defense, inputs, labels, eps=EPS, steps=6, joint=True)
     lazy = adaptive.lazy(defense, inputs, labels, every=1, eps=EPS, steps=6, attack=attack)
     assert torch.equal(lazy.inputs, plain.inputs)
     assert torch.equal(lazy.logits, plain.logits)
     assert not torch.equal(plain.inputs, inputs)
-    if attack is apgd:  # whose last point is one that it climbed from
+    if attack is apgd:  # its last point is one that it has asked for before
         assert (lazy.queries, lazy.gradients) == (plain.queries, plain.gradients)
 
 
 @pytest.mark.parametrize("every", [1, 3, 4, 100])
 def test_lazy_adapts_at_every_so_many_calls(every: int) -> None:
-    defense, inputs, labels = shared(steps=1)
+    defense, inputs, labels = make_dent(steps=1)
     recorder = Recorder(defense)
     adaptive.lazy(recorder, inputs, labels, every=every, eps=EPS, steps=10)
     asked = [points for points, _ in recorder.predicted]
@@ -209,7 +214,7 @@ def test_lazy_adapts_at_every_so_many_calls(every: int) -> None:
 
 
 def test_lazy_adapts_when_inputs_leave() -> None:
-    defense, inputs, labels = shared(affine="sample", reduction="sum", steps=1)
+    defense, inputs, labels = make_dent(affine="sample", reduction="sum", steps=1)
     assert defense.settings.independent
     recorder = Recorder(defense)
     result = adaptive.lazy(recorder, inputs, labels, every=5, eps=EPS, steps=20, joint=False)
@@ -221,7 +226,7 @@ def test_lazy_adapts_when_inputs_leave() -> None:
 
 
 def test_the_last_points_are_submitted_where_the_view_does_not_know_what_they_do() -> None:
-    defense, inputs, labels = shared(statistics="test")
+    defense, inputs, labels = make_dent(statistics="test")
     for attack, exact in (
         (partial(adaptive.lazy, every=4), False),
         (partial(adaptive.lazy, every=5), True),
@@ -233,12 +238,12 @@ def test_the_last_points_are_submitted_where_the_view_does_not_know_what_they_do
         last, _ = recorder.predicted[-1]
         alike = [torch.equal(batch, last) for batch in recorder.submitted]
         assert alike[-1] == (not exact)
-        most = max(broken(defense, batch, labels) for batch in recorder.submitted)
+        most = max(count_broken(defense, batch, labels) for batch in recorder.submitted)
         assert int(result.success.sum()) == most
 
 
 def test_the_exact_gradient_breaks_what_a_stale_one_cannot() -> None:
-    """What all inputs do alike, the defense subtracts; the stale gradient drives them all alike.
+    """The defense subtracts common changes of all inputs, and the stale gradient changes all alike.
 
     The difference of the logits is 12 (x - mean) + bias for images of one gray x: 0.25 for the last
     one. If it goes down by eps while the others go up, that falls by 18 eps.

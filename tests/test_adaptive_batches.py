@@ -1,4 +1,4 @@
-"""Attacks by what is in a batch: which batches they submit, which they keep, and what that does."""
+"""Attacks through the composition of a batch: what they submit, what they return, what it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from nets import randomized, small
-from test_adaptive import Centered, Recorder, broken, centered, shared
+from test_adaptive import Centered, Recorder, count_broken, make_centered, make_dent
 from torch import Tensor, nn
 
 import dent
@@ -40,7 +40,7 @@ def test_denying_updates_submits_the_points_of_highest_loss(
     both: dict[str, Any] = {"attacks": ("apgd-ce", "apgd-dlr")}
     results = adaptive.offline(recorder, static, inputs, labels, **both, **settings)
     assert len(recorder.submitted) == 2
-    assert not recorder.adapted  # the search never asks the defense
+    assert not recorder.adapted  # the search does not use the defense
     plain = apgd(static, inputs, labels, **settings)
     loss = {
         name: F.cross_entropy(static(points), labels, reduction="none")
@@ -50,7 +50,7 @@ def test_denying_updates_submits_the_points_of_highest_loss(
     assert (loss["max-loss"] > loss["first"] + 0.1).any()
     best = adaptive.denying_updates(recorder, static, inputs, labels, **both, **settings)
     assert int(best.success.sum()) == max(int(one.success.sum()) for one in results.values())
-    assert int(best.success.sum()) >= broken(recorder.defense, plain.inputs, labels)
+    assert int(best.success.sum()) >= count_broken(recorder.defense, plain.inputs, labels)
     assert best.queries == sum(one.queries for one in results.values())
     on_static = apgd(static, inputs, labels, joint=True, **settings)
     assert results["apgd-ce"].queries == on_static.queries + len(inputs)
@@ -72,7 +72,7 @@ def test_masks_are_redrawn_by_seed() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 0.9])
 def test_mixed_batches_are_attacked_in_their_share(share: float) -> None:
-    defense, _, _ = shared(statistics="test")
+    defense, _, _ = make_dent(statistics="test")
     inputs = torch.rand(20, 3, 6, 6, dtype=torch.double)
     labels = defense(inputs).argmax(1)
     result = adaptive.mixing(defense, inputs, labels, share=share, eps=0.05, steps=5, seed=1)
@@ -87,7 +87,7 @@ def test_mixed_batches_are_attacked_in_their_share(share: float) -> None:
 
 
 def test_one_among_natural_ones() -> None:
-    defense, inputs, _ = shared(statistics="test")
+    defense, inputs, _ = make_dent(statistics="test")
     pool = torch.cat([inputs, torch.rand(30, 3, 6, 6, dtype=torch.double)])
     seeds = []
     for seed in (0, 1):
@@ -113,9 +113,9 @@ def test_one_among_natural_ones() -> None:
 
 
 def test_the_companions_are_of_no_concern_to_the_adversary() -> None:
-    """The mean is subtracted, so what lowers an input's own margin raises those of its companions.
+    """The defense subtracts the mean, so lowering an input's margin raises those of its companions.
 
-    They are far on the wrong side of its label: all losses together drive it the other way.
+    These are far on the wrong side of its label: the sum of all losses would drive it the other way.
     """
     linear = nn.Linear(12, 2).double()
     linear.weight.data = torch.stack([torch.ones(12), -torch.ones(12)]).double()
@@ -151,11 +151,11 @@ def test_high_confidence_is_high(robust: tuple[nn.Module, Tensor, Tensor]) -> No
     assert probability[0] > max(probability[1:])
     assert uncertainty[0] < min(uncertainty[1:])
     assert torch.equal(sure.success, defense(sure.inputs).argmax(1) != labels)  # any wrong class
-    assert int(sure.success.sum()) > broken(defense, inputs, labels)
+    assert int(sure.success.sum()) > count_broken(defense, inputs, labels)
 
 
 def test_high_confidence_submits_a_batch_for_each_class_and_one_for_the_surest() -> None:
-    defense, inputs, labels = centered()
+    defense, inputs, labels = make_centered()
     recorder = Recorder(defense)
     static = partial(defense.predict, state=torch.zeros(()).double())
     adaptive.high_confidence(recorder, static, inputs, labels, eps=0.05, steps=5)
@@ -187,7 +187,7 @@ def test_labels_rise_within_each_window(labels: list[int], batch_size: int, wind
 
 
 def test_sorted_batches_are_answered_in_the_order_of_the_inputs() -> None:
-    defense, _, _ = shared(statistics="test")
+    defense, _, _ = make_dent(statistics="test")
     inputs = torch.rand(22, 3, 6, 6, dtype=torch.double)
     labels, mask = torch.arange(22) * 7 % 4, torch.arange(22) % 5 != 0
     recorder = Recorder(defense)
@@ -256,12 +256,14 @@ def test_malicious_members_do_nothing_where_inputs_are_independent() -> None:
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_malicious_members_go_where_the_shared_mean_hurts_most(norm: str) -> None:
-    """The benign logits are linear in the malicious inputs: their best has a closed form."""
+    """The benign logits are linear in the malicious inputs, so the best poison has a closed form."""
     linear = nn.Linear(12, 2).double()
     defense = Centered(linear, updates=1)
     inputs = torch.rand(6, 3, 2, 2).double() * 0.2 + 0.4
     labels, malicious = torch.zeros(6, dtype=torch.long), torch.arange(6) < 2
-    away = (linear.weight[0] - linear.weight[1]).detach().view(3, 2, 2)  # of the mean: it is subtracted
+    away = (
+        (linear.weight[0] - linear.weight[1]).detach().view(3, 2, 2)
+    )  # the gradient of the mean, which is subtracted
     eps = 0.1
     step = eps * (away.sign() if norm == "linf" else away / away.norm())
     worst = torch.where(malicious[:, None, None, None], inputs + step, inputs)

@@ -1,4 +1,4 @@
-"""FPA and GMSA: which models they climb in each round, and which batch they keep."""
+"""FPA and GMSA: the models that they attack in each round, and the batch that they return."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_adaptive import Recorder, broken, centered, shared
+from test_adaptive import Recorder, count_broken, make_centered, make_dent
 
 from dent.attacks import adaptive, apgd
 from dent.attacks.adaptive.gmsa import Average, Minimum
@@ -17,7 +17,7 @@ from dent.attacks.search import AttackedModel
 
 
 def test_an_average_of_one_model_is_that_model() -> None:
-    defense, inputs, labels = shared(statistics="test")
+    defense, inputs, labels = make_dent(statistics="test")
     state = defense.adapt(inputs, steps=0)
     settings: dict[str, Any] = {"eps": 0.03, "steps": 6, "loss": "margin", "seed": 5}
     alone = apgd(partial(defense.predict, state=state), inputs, labels, joint=True, **settings)
@@ -30,7 +30,7 @@ def test_an_average_of_one_model_is_that_model() -> None:
 
 
 def test_the_gradients_of_averages_and_minima() -> None:
-    defense, inputs, labels = shared(statistics="test", lr=0.3)
+    defense, inputs, labels = make_dent(statistics="test", lr=0.3)
     states = [defense.adapt(torch.rand_like(inputs), steps=steps) for steps in (0, 2, 4)]
     loss = partial(margin, labels=labels)
     points = inputs.clone().requires_grad_()
@@ -51,7 +51,7 @@ def test_the_gradients_of_averages_and_minima() -> None:
 
 @pytest.mark.parametrize("over", ["last", "average", "minimum"])
 def test_every_round_brings_a_model_and_the_best_batch_is_kept_whole(over: str) -> None:
-    defense, inputs, labels = shared(statistics="test", lr=0.1)
+    defense, inputs, labels = make_dent(statistics="test", lr=0.1)
     recorder = Recorder(defense)
     steps, rounds = 3, 4
     result = adaptive.gmsa(
@@ -60,12 +60,12 @@ def test_every_round_brings_a_model_and_the_best_batch_is_kept_whole(over: str) 
     natural, *attacked = recorder.submitted
     assert torch.equal(natural, inputs)
     assert len(attacked) == rounds
-    # Of the natural inputs (not updated), and then what each round but the last led to.
+    # It adapts to the natural inputs (without updates), then to the batch of each round but the last.
     for seen, batch in zip(recorder.adapted, [inputs, *attacked[:-1]], strict=True):
         assert torch.equal(seen, batch)
     states = [id(state) for _, state in recorder.predicted]
     assert len(set(states)) == rounds
-    if over == "minimum":  # all are looked at, and then only those that are the lowest of some inputs
+    if over == "minimum":  # all are asked, then those that are the lowest for some inputs
         asked = (steps + 1) * sum(range(1, rounds + 1))
         assert asked < len(states) <= 2 * asked
     else:
@@ -77,13 +77,13 @@ def test_every_round_brings_a_model_and_the_best_batch_is_kept_whole(over: str) 
         if over == "average":
             assert all(before < after for before, after in pairwise(sets))
     assert result.queries == len(inputs) * (len(states) + rounds + 1)
-    counts = [broken(defense, batch, labels) for batch in recorder.submitted]
+    counts = [count_broken(defense, batch, labels) for batch in recorder.submitted]
     assert int(result.success.sum()) == max(counts) > counts[0]
     assert torch.equal(result.inputs, recorder.submitted[counts.index(max(counts))])
 
 
 def test_gmsa_returns_to_the_natural_batch_if_nothing_is_stronger() -> None:
-    defense, inputs, labels = centered()
+    defense, inputs, labels = make_centered()
     result = adaptive.gmsa_avg(defense, inputs, labels, eps=0.0, rounds=2, steps=2)
     assert torch.equal(result.inputs, inputs)
     assert not result.success.any()

@@ -1,4 +1,4 @@
-"""What attacks on dynamic defenses give back is the defense's own answer, to a batch in the ball."""
+"""Every adaptive attack returns the defense's own answer to a batch in the ball."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_adaptive import centered, shared
+from test_adaptive import make_centered, make_dent
 from torch import Tensor
 
 import dent
@@ -34,7 +34,7 @@ def of_static(
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-@pytest.mark.parametrize("make", [centered, shared])
+@pytest.mark.parametrize("make", [make_centered, make_dent])
 def test_results_are_the_defense_s_own_and_lie_in_the_ball(make: Any, norm: str) -> None:
     defense, inputs, labels = make()
     mask, eps = torch.arange(len(inputs)) % 3 != 1, {"linf": 0.05, "l2": 0.2, "l1": 0.8}[norm]
@@ -62,7 +62,7 @@ def test_results_are_the_defense_s_own_and_lie_in_the_ball(make: Any, norm: str)
 
 
 def test_wrong_settings_are_told() -> None:
-    defense, inputs, labels = centered()
+    defense, inputs, labels = make_centered()
     for attack, message in (
         (partial(adaptive.lazy, every=0), "expected every >= 1, got 0"),
         (partial(adaptive.short, updates=-1), "expected updates >= 0, got -1"),

@@ -1,4 +1,4 @@
-"""What every attack keeps to: the ball, the range, the seed, the mask, and the model as it was."""
+"""Every attack respects the ball, the range, the seed and the mask, and does not change the model."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ATTACKS: dict[str, Attack] = {
     "square": partial(square, queries=6),
     "autoattack": partial(autoattack, steps=2, queries=3),
 }
-# How far rounding leads out of the ball, as a share of eps and in itself.
+# How far rounding can lead out of the ball: relative to eps, and absolute.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 0.02}
 DTYPES = list(ROUNDING)
 
 
 class Little(nn.Module):
-    """A net for images of any size, in any precision."""
+    """A network for images of any size and precision."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def test_the_seed_decides_and_global_random_numbers_do_not(
         torch.manual_seed(number)
         state = torch.get_rng_state()
         results.append(attack(net, inputs, labels, eps=4 / 255, seed=3))
-        assert torch.equal(torch.get_rng_state(), state)  # nor are they used up
+        assert torch.equal(torch.get_rng_state(), state)  # the attack does not draw from it
     assert torch.equal(results[0].inputs, results[1].inputs)
     assert results[0].queries == results[1].queries
 
@@ -170,7 +170,7 @@ def test_attacks_run_where_the_model_is_in_channels_last(task: tuple[nn.Module, 
         assert int((plain.success != last.success).sum()) <= 1
 
 
-def test_a_defense_tells_whether_its_batch_is_kept_together(
+def test_independent_decides_whether_the_batch_stays_together(
     task: tuple[nn.Module, Tensor, Tensor],
 ) -> None:
     net, inputs, labels = task
@@ -191,7 +191,7 @@ def test_a_defense_tells_whether_its_batch_is_kept_together(
         assert (sizes == {len(inputs)}) == together
 
 
-def test_attacks_made_for_adaptation_take_any_gradient_attack(
+def test_adaptive_attacks_take_any_gradient_attack(
     task: tuple[nn.Module, Tensor, Tensor],
 ) -> None:
     net, inputs, labels = task

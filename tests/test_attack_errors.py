@@ -1,4 +1,4 @@
-"""What no attack can work with is refused with a reason, by every attack alike."""
+"""Every attack raises the same errors for invalid inputs, settings, models and answers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_probabilities_are_refused(attack: Callable[..., AttackResult], net: nn.
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_probabilities_of_one_image_are_refused_too(net: nn.Module, n: int) -> None:
-    inputs = INPUTS[:1].expand(n, -1, -1, -1)  # the same row twice tells no more than one
+    inputs = INPUTS[:1].expand(n, -1, -1, -1)  # two equal rows are no more evidence than one
     with pytest.raises(ValueError, match="expected logits, got probabilities"):
         pgd(lambda points: net(points).softmax(1), inputs, LABELS[:1].expand(n), eps=0.1)
 
@@ -112,7 +112,7 @@ def test_probabilities_of_one_image_are_refused_too(net: nn.Module, n: int) -> N
 def test_logits_that_look_like_probabilities_by_chance(
     attack: Callable[..., AttackResult], constant: bool
 ) -> None:
-    """Logits (1, 0, 0) of one image are no softmax: elsewhere they do not sum to 1."""
+    """Logits (1, 0, 0) of one image are valid: at other inputs they do not sum to 1."""
 
     def model(points: Tensor) -> Tensor:
         first = 4 * points[:, 0, 0, :1]

@@ -1,4 +1,4 @@
-"""The suite: what its attacks do together, what it notices, and the reference behind the same call."""
+"""AutoAttack: its attacks together, its findings, and the reference behind the same call."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def names(run: SuiteResult) -> list[str]:
     return [finding.name for finding in run.findings]
 
 
-def test_each_attack_gets_what_the_others_left(task: tuple[nn.Module, Tensor, Tensor]) -> None:
+def test_each_attack_gets_the_inputs_that_stand(task: tuple[nn.Module, Tensor, Tensor]) -> None:
     net, inputs, labels = task
     before = copy.deepcopy(net.state_dict())
     run = autoattack(net, inputs, labels, eps=8 / 255, **QUICK)
     assert list(run.attacks) == ["apgd-ce", "apgd-t", "fab-t", "square"]
     broken = torch.stack(list(run.attacks.values()))
-    assert (broken.sum(0) <= 1).all()  # by one attack at most
+    assert (broken.sum(0) <= 1).all()  # each input by at most one attack
     natural = net(inputs).argmax(1) != labels
     assert torch.equal(run.broken, broken.any(0) | natural)
     assert torch.equal(run.success, run.broken)
     torch.testing.assert_close(net(run.inputs), run.logits)
     assert (lengths(run.inputs - inputs, "linf") <= 8 / 255 + 1e-6).all()
     assert 0 < int(run.broken.sum()) < 16
-    # What stands is not the natural image, but a point of high loss.
+    # Inputs that stand end at a point of high loss, not at the natural image.
     assert (lengths(run.inputs - inputs, "linf").flatten()[~run.broken] > 4 / 255).all()
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert not run.findings
@@ -57,7 +57,7 @@ def test_no_weaker_than_its_first_attack(task: tuple[nn.Module, Tensor, Tensor])
     assert (run.broken | ~alone.success).all()
 
 
-def test_the_batch_size_bounds_what_is_asked_at_once(task: tuple[nn.Module, Tensor, Tensor]) -> None:
+def test_the_batch_size_bounds_every_call(task: tuple[nn.Module, Tensor, Tensor]) -> None:
     net, inputs, labels = task
     asked = []
 
@@ -68,7 +68,7 @@ def test_the_batch_size_bounds_what_is_asked_at_once(task: tuple[nn.Module, Tens
     whole = autoattack(net, inputs, labels, eps=8 / 255, attacks=["apgd-ce"], **QUICK)
     parts = autoattack(watched, inputs, labels, eps=8 / 255, attacks=["apgd-ce"], batch_size=5, **QUICK)
     assert max(asked) == 5
-    assert int((whole.broken != parts.broken).sum()) <= 1  # other starts
+    assert int((whole.broken != parts.broken).sum()) <= 1  # the starts differ
     again = autoattack(net, inputs, labels, eps=8 / 255, attacks=["apgd-ce"], batch_size=5, **QUICK)
     assert torch.equal(parts.broken, again.broken)
 
@@ -91,7 +91,9 @@ def test_a_defense_that_depends_on_its_batch_is_attacked_as_one(
     assert sizes == {16}
     torch.testing.assert_close(defended(run.inputs), run.logits)
     assert torch.equal(run.success, defended(run.inputs).argmax(1) != labels)
-    assert int(run.success.sum()) <= int(run.broken.sum())  # the worst case counts each by itself
+    assert int(run.success.sum()) <= int(
+        run.broken.sum()
+    )  # the worst case takes each input's own worst attack
     assert "optimization inside" in names(run)
 
 
@@ -147,7 +149,7 @@ def test_a_random_model_is_noticed_and_attacked_by_its_mean() -> None:
     assert names(run) == ["randomized"]
     random = autoattack(noisy, inputs, labels, eps=0.05, version="rand", steps=5)
     assert names(random) == []
-    assert random.gradients >= 6 * 20  # twenty draws for a step
+    assert random.gradients >= 6 * 20  # twenty draws per step
 
 
 def test_draws_go_into_one_call_where_the_model_draws_for_each_input() -> None:
@@ -159,7 +161,9 @@ def test_draws_go_into_one_call_where_the_model_draws_for_each_input() -> None:
 
         def noisy(points: Tensor, noise: Any = noise, sizes: set[int] = sizes) -> Tensor:
             sizes.add(len(points))
-            drawn = torch.randn((noise[0] or len(points), *noise[1:]))  # for the batch, or for each
+            drawn = torch.randn(
+                (noise[0] or len(points), *noise[1:])
+            )  # one draw for the batch, or one per input
             return net(points + 0.01 * drawn)  # type: ignore[no-any-return]
 
         result = apgd(noisy, inputs, labels, eps=0.01, steps=3, draws=7)
@@ -234,9 +238,8 @@ def test_optimization_inside_is_noticed_whatever_it_is_called() -> None:
         return linear((points + 0.01 * leaf.grad).flatten(1))  # type: ignore[no-any-return]
 
     inputs = torch.rand(3, 3, 4, 4)
-    find = detect_optimization
-    assert find(static, inputs) is None
-    seen = find(dynamic, inputs)
+    assert detect_optimization(static, inputs) is None
+    seen = detect_optimization(dynamic, inputs)
     assert seen is not None
     assert seen.figures == {"backward passes": 1}
 

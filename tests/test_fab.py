@@ -1,4 +1,4 @@
-"""FAB finds the nearest point where that is known, and walks as the reference walks."""
+"""FAB finds the nearest point where it is known, and takes the same walk as the reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Task = tuple[nn.Module, Tensor, Tensor]
 
 @pytest.fixture(scope="module")
 def robust() -> Task:
-    """A robust model with images that it classifies rightly: an attack has to work for some of them."""
+    """Return a robust model and images that it classifies correctly; some are hard to break."""
     net = dent.load_model("resnet20-at")
     inputs, labels = dent.load_data("cifar10", n=24)
     with torch.no_grad():
@@ -37,16 +37,16 @@ def robust() -> Task:
 
 @pytest.fixture
 def small() -> Task:
-    """A little network of five classes, and what it takes eight images for."""
+    """Return a small network of five classes, eight images, and its predictions."""
     net = nn.Sequential(nn.Conv2d(2, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 5)).double().eval()
     inputs = torch.rand(8, 2, 4, 4, dtype=torch.double)
     return net, inputs, net(inputs).argmax(1)
 
 
 def planes(seed: int, d: int, share: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Points, some values of them at the border; normals, some of them zero; an excess.
+    """Return points (some values at the border), normals (some values zero) and an excess.
 
-    `share` is how much of what all room in [0, 1] allows it takes to get there.
+    share: the excess as a share of the largest possible change within [0, 1].
     """
     random = torch.Generator().manual_seed(seed)
     points = (torch.rand(2, 3, d, generator=random, dtype=torch.double) * 1.4 - 0.2).clamp(0, 1)
@@ -58,19 +58,19 @@ def planes(seed: int, d: int, share: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shortest(norm: str, point: Any, normal: Any, excess: float) -> float:
-    """The length of the shortest way, by scipy: a linear program, or a root."""
+    """Return the length of the shortest move by scipy: a linear program, or a root."""
     low, high, d = -point, 1 - point, len(point)
-    if norm == "l2":  # by its dual, the way is clip(-t normal)
+    if norm == "l2":  # by duality, the move is clip(-t normal)
         root: Any = brentq(
             lambda t: normal @ np.clip(-t * normal, low, high) + excess, -1e9, 1e9, rtol=1e-14
         )
         return float(np.linalg.norm(np.clip(-root * normal, low, high)))
     program: dict[str, Any] = {"b_eq": [-excess]}
-    if norm == "linf":  # the least bound of all values
+    if norm == "linf":  # minimize the bound of all values
         program |= {"c": np.append(np.zeros(d), 1), "A_eq": np.append(normal, 0)[None]}
         program["A_ub"] = np.block([[np.eye(d), -np.ones((d, 1))], [-np.eye(d), -np.ones((d, 1))]])
         program |= {"b_ub": np.zeros(2 * d), "bounds": [*zip(low, high, strict=True), (0, None)]}
-    else:  # the least sum of what goes up and what goes down
+    else:  # minimize the sum of all moves up and down
         program |= {"c": np.ones(2 * d), "A_eq": np.append(normal, -normal)[None]}
         program["bounds"] = [(0, room) for room in np.append(high, point)]
     solved: Any = linprog(**program)
@@ -137,16 +137,18 @@ def test_moves_are_no_longer_than_those_of_the_reference(
 def test_the_same_walk_as_the_reference(robust: Task, name: str, norm: str, steps: int) -> None:
     net, inputs, labels = robust
     theirs = FABAttack_PT(net, norm=norm.capitalize(), n_iter=steps, device="cpu")
-    theirs.target_class = 2  # in its count, the likeliest other class
+    theirs.target_class = 2  # the reference's name for the likeliest other class
     points = theirs.attack_single_run(inputs, labels, is_targeted=name == "targeted")
     settings: dict[str, Any] = {"eps": 1e3, "norm": norm, "steps": steps, "minimize": True}
     attack = partial(fab_targeted, targets=1) if name == "targeted" else fab
     result = attack(net, inputs, labels, **settings)
     expected, distances = (lengths(end - inputs, norm).flatten() for end in (points, result.inputs))
-    assert torch.equal(result.success, expected > 0)  # it leaves the others as they are
+    assert torch.equal(result.success, expected > 0)  # the reference leaves the others unchanged
     assert result.success.sum() >= 9
     close = torch.isclose(distances, expected, rtol=1e-3)[result.success]
-    assert close.all() if norm != "l1" else close.float().mean() > 0.8  # there, rounding parts a few
+    assert (
+        close.all() if norm != "l1" else close.float().mean() > 0.8
+    )  # for L1, rounding separates a few walks
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -155,13 +157,13 @@ def test_the_smallest_perturbation_of_a_linear_model(name: str, norm: str) -> No
     linear = nn.Sequential(nn.Flatten(), nn.Linear(48, 5)).double()
     inputs = torch.rand(10, 3, 4, 4, dtype=torch.double) * 0.2 + 0.4
     logits, weight = linear(inputs).detach(), linear.get_parameter("1.weight").detach()
-    linear.get_parameter("1.bias").data -= logits.mean(0)  # so that classes are near
+    linear.get_parameter("1.bias").data -= logits.mean(0)  # makes the classes close
     logits -= logits.mean(0)
     labels = logits.argmax(1)
     gaps = logits.gather(1, labels[:, None]) - logits
     slopes = lengths((weight[labels][:, None] - weight).flatten(0, 1), DUAL[norm]).view(10, 5)
     expected = (gaps / slopes).scatter(1, labels[:, None], torch.inf).amin(1)
-    assert expected.max() < 0.39  # nearer than the border
+    assert expected.max() < 0.39  # closer than the border
     result = ATTACKS[name](linear, inputs, labels, eps=1.0, norm=norm, steps=30, minimize=True)
     assert result.success.all()
     distances = lengths(result.inputs - inputs, norm).flatten()
@@ -238,7 +240,7 @@ def test_what_is_not_broken_ends_nearer_to_the_boundary(robust: Task, norm: str)
 def test_only_the_masked_are_perturbed(small: Task) -> None:
     net, inputs, labels = small
     mask = torch.arange(8) % 3 == 0
-    labels[0] = (labels[0] + 1) % 5  # no need to perturb
+    labels[0] = (labels[0] + 1) % 5  # misclassified already
     for joint in (False, True):
         result = fab(net, inputs, labels, eps=0.5, steps=10, restarts=2, mask=mask, joint=joint)
         assert torch.equal(result.inputs[~mask], inputs[~mask])

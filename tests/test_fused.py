@@ -1,8 +1,9 @@
-"""The fused copy answers as the model does, and the model is not touched."""
+"""The fused copy gives the model's answers, and the model is unchanged."""
 
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_the_shipped_model_has_no_normalization_left() -> None:
     assert layers(faster, nn.BatchNorm2d) == 0
 
 
-def test_a_layer_that_is_called_twice_is_left_alone() -> None:
+def test_a_layer_that_is_called_twice_is_not_fused() -> None:
     net, inputs = randomized(Shared()), torch.rand(3, 3, 8, 8, dtype=torch.double)
     faster = fuse_batch_norm(net, inputs)
     torch.testing.assert_close(faster(inputs), net(inputs))
@@ -54,7 +55,7 @@ def test_a_layer_that_is_called_twice_is_left_alone() -> None:
 
 
 class Branching(nn.Module):
-    """The output of the convolution goes two ways: fusing would change one of them."""
+    """The output of the convolution is used twice: fusing would change one of the uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class Branching(nn.Module):
         return total
 
 
-def test_what_cannot_be_fused_is_the_model_itself() -> None:
+def test_without_a_faster_copy_the_model_is_returned() -> None:
     inputs = torch.rand(3, 3, 8, 8, dtype=torch.double)
     branching = randomized(Branching())
     faster = fuse_batch_norm(branching, inputs)
@@ -86,7 +87,7 @@ def test_a_model_that_flattens_by_view_keeps_its_layout() -> None:
 
 
 class Activated(nn.Module):
-    """Activates what is handed in: its points, its own parameter, or what it needs once more."""
+    """Applies ReLU to its input, to its own parameter, or to features that it uses again."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class Activated(nn.Module):
 
 
 @pytest.mark.parametrize("what", ["private", "points", "parameter", "needed"])
-def test_activations_overwrite_only_what_nobody_needs(what: str) -> None:
+def test_relu_overwrites_only_tensors_that_nobody_needs(what: str) -> None:
     net = randomized(Activated(what))
     inputs = torch.rand(3, 3, 8, 8, dtype=torch.double) - 0.5
     before, faster = inputs.clone(), fuse_batch_norm(net, inputs)
@@ -119,7 +120,7 @@ def test_activations_overwrite_only_what_nobody_needs(what: str) -> None:
     assert torch.equal(inputs, before)
 
 
-def test_activations_overwrite_where_no_gradient_is_asked_for() -> None:
+def test_relu_overwrites_only_without_a_gradient() -> None:
     net, inputs = randomized(Activated("private")), torch.rand(3, 3, 8, 8, dtype=torch.double)
     faster = fuse_batch_norm(net, inputs)
     assert isinstance(faster, FusedModel)
@@ -129,3 +130,17 @@ def test_activations_overwrite_where_no_gradient_is_asked_for() -> None:
         faster(inputs)
     faster(inputs)
     assert [bool((kept < 0).any()) for kept in features] == [False, True]
+
+
+def test_the_copy_leaves_the_number_of_threads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that start after a call have as many threads of torch as before."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    net, inputs = randomized(build("resnet20")), torch.rand(32, 3, 32, 32, dtype=torch.double)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fuse_batch_norm(net, inputs)(inputs)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

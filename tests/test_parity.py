@@ -1,4 +1,4 @@
-"""Our attacks break what the reference breaks, on classifiers that others trained; minutes each."""
+"""Our attacks break the same inputs as the reference, on classifiers that others trained (slow)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_verdicts_of_the_reference(model: str, norm: str, eps: str, n: int) 
     for engine in standing:
         standing[engine].append(torch.stack(standing[engine]).all(0))  # the ensemble
     for attack, theirs, ours in zip((*parity.ATTACKS, "ensemble"), *standing.values(), strict=True):
-        # A point of accuracy, or one image where they are few. Square is random, and another walk.
+        # One point of accuracy, or one image if there are few. Square is random and takes another walk.
         assert int(ours.sum()) <= int(theirs.sum()) + max(0.01 * n, 1), attack
         agree = 0.96 if attack == "square" else 0.98
         assert int((ours == theirs).sum()) >= min(agree * n, n - 1), attack

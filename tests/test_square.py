@@ -1,4 +1,4 @@
-"""Square walks as the reference walks, one query after the other, however many it asks for at once."""
+"""Square takes the same walk as the reference, however many queries go into one call."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from dent.attacks.square import PROPOSALS, Bumps, Proposals, Squares, schedule_a
 
 EPS = {"linf": 0.015, "l2": 0.4, "l1": 2.0}
 THEIRS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
-module = sys.modules["dent.attacks.square"]  # the package has the function by this name
+module = sys.modules["dent.attacks.square"]  # the package's attribute is the function
 
 
 def centered(norm: nn.Module, images: Tensor) -> tuple[nn.Module, Tensor]:
-    """A network in double precision, so that no two walks part by rounding; the classes of images.
+    """Return a network in double precision, so that rounding separates no walks, and its predictions.
 
-    These are not one for all, and not far from one another.
+    The images have several classes, and their logits are close to one another.
     """
     net = randomized(small(norm))
     with torch.no_grad():
@@ -47,7 +47,7 @@ def task() -> tuple[nn.Module, Tensor, Tensor]:
 
 @contextmanager
 def double_by_default() -> Iterator[None]:
-    """The reference makes tensors without saying what of."""
+    """Make double the default: the reference creates tensors without a dtype."""
     torch.set_default_dtype(torch.double)
     try:
         yield
@@ -56,13 +56,13 @@ def double_by_default() -> Iterator[None]:
 
 
 def precise_projection(inputs: Tensor, differences: Tensor, eps: float) -> Tensor:
-    """In place of the reference's, which is one to a slightly smaller ball, and in single precision."""
+    """Replace the reference's projection, which uses a slightly smaller ball and single precision."""
     points = inputs + differences
     return project(points, inputs, eps=eps / (1 - 1e-6), norm="l1") - points
 
 
 class Told(SquareAttack):  # type: ignore[misc]
-    """The reference, told what to draw: what our tables say of one input."""
+    """The reference, with the draws of our tables for one input."""
 
     def __init__(self, model: nn.Module, ours: Proposals, index: int) -> None:
         norm, queries = THEIRS[ours.norm], ours.queries
@@ -112,11 +112,11 @@ def test_the_same_walk_as_the_reference(
             patch.setattr("pyautoattack.square.L1_projection", precise_projection)
             theirs.init_hyperparam(image)
             _, end = theirs.attack_single_run(image, label)
-        # L2 takes the root of what rounding leaves of zero; all else agrees to 1e-9.
+        # L2 takes the root of a rounding error; everything else agrees to 1e-9.
         tolerance = 1e-6 if norm == "l2" else 1e-9
         torch.testing.assert_close(result.inputs[index, None], end, rtol=0, atol=tolerance)
         assert bool(result.success[index]) == bool(net(end).argmax(1) != label)
-    assert 0 < int(result.success.sum()) < len(images)  # else it proves little
+    assert 0 < int(result.success.sum()) < len(images)  # otherwise the test proves little
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -141,9 +141,9 @@ def test_the_walk_does_not_depend_on_how_many_queries_are_asked_for_at_once(
     inputs=st.integers(1, 300),
     rate=st.floats(0.001, 1, allow_subnormal=False),
 )
-def test_as_many_queries_are_asked_for_at_once_as_pays(rows: int, inputs: int, rate: float) -> None:
+def test_the_block_size_is_close_to_the_cheapest(rows: int, inputs: int, rate: float) -> None:
     def cost(block: int) -> float:
-        """Of each query that is settled, in rows, where a call costs as much as rows / 32 more."""
+        """Return the cost per settled query in rows, with a fixed cost of rows / 32 per call."""
         return (rows / 32 + inputs * block) * rate / (1 - (1 - rate) ** block)
 
     block = module.choose_block_size(rows, inputs, rate)
@@ -201,7 +201,7 @@ def test_as_strong_as_the_reference() -> None:
 
 @pytest.mark.parametrize(("norm", "share"), [("linf", 1.0), ("l2", 0.6), ("l1", 0.6)])
 def test_the_worst_point_of_a_linear_model(norm: str, share: float) -> None:
-    # In Linf the last squares are single values, each of which finds its end. Bumps are 3 x 3 and more.
+    # For Linf the last squares are single values, which reach their ends. Bumps are at least 3 x 3.
     linear = nn.Sequential(nn.Flatten(), nn.Linear(30, 2)).double()
     inputs = torch.rand(6, 1, 5, 6).double() * 0.2 + 0.4
     weight = linear.get_parameter("1.weight").detach()
@@ -210,7 +210,7 @@ def test_the_worst_point_of_a_linear_model(norm: str, share: float) -> None:
         natural = margin(linear(inputs), labels)
     dual = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
     eps = 0.5 * float(natural.abs().min() / (weight[1] - weight[0]).norm(dual))
-    most = eps * (weight[1] - weight[0]).norm(dual)  # that the margin can gain
+    most = eps * (weight[1] - weight[0]).norm(dual)  # the largest gain of the margin
     result = square(linear, inputs, labels, eps=eps, norm=norm, queries=1500)
     gain = (margin(result.logits, labels) - natural) / most
     assert not result.success.any()
@@ -265,7 +265,7 @@ def test_more_of_everything_breaks_no_fewer(task: tuple[nn.Module, Tensor, Tenso
         broken = [int(result.success.sum()) for result in results]
         assert broken == sorted(broken)
         assert broken[0] < broken[-1]
-        if name != "eps":  # the walk begins with the same queries
+        if name != "eps":  # a longer walk begins with the same queries
             for shorter, longer in pairwise(results):
                 assert (longer.success | ~shorter.success).all()
     assert broken[0] == 0
@@ -289,7 +289,7 @@ def test_who_leaves_does_not_matter_to_the_others(
     net, images, labels = task
     options: dict[str, Any] = {"eps": EPS[norm], "norm": norm, "queries": 150}
     alone = square(net, images, labels, **options)
-    joint = square(net, images, labels, **options, joint=True)  # nobody leaves
+    joint = square(net, images, labels, **options, joint=True)  # no input leaves
     assert torch.equal(alone.success, joint.success)
     assert 0 < int(alone.success.sum()) < len(images)
     stands = ~alone.success

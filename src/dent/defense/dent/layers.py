@@ -238,7 +238,8 @@ def _as_constant(value: Tensor) -> Tensor:
 
 def _make_adaptable(name: str, layer: Any, test_share: float) -> None:
     """Replace the forward of a normalization layer of the copy."""
-    if isinstance(layer, _BatchNorm):
+    is_batch_norm = isinstance(layer, _BatchNorm)  # mypy would narrow the type and refuse a new forward
+    if is_batch_norm:
         layer.register_buffer("frozen_mean", None)
         layer.register_buffer("frozen_var", None)
         layer.forward = partial(_batch_norm, layer, name, test_share)
