@@ -53,7 +53,7 @@ def model() -> nn.Module:
         ("dent", {"momentum": 0.5}, "momentum: applies to sgd, not to adam"),
         ("static", {"steps": 3}, "steps: 3 updates of nothing"),
         ("dent+", {"continual": True}, "continual: sample-wise parameters belong to their inputs"),
-        ("dent", {"predict": "before"}, "predict: before the updates they would change nothing"),
+        ("dent", {"predict": "before"}, "predict: before needs continual=True"),
         ("dent", {"steps": -1, "lr": -1.0}, "2 wrong settings:\n  lr: .*\n  steps: .*"),
     ],
 )

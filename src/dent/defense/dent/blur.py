@@ -1,9 +1,8 @@
-"""Sigma: Gaussian smoothing of the input with a learned covariance (paper, section 3.2).
+"""Sigma: Gaussian smoothing of the input with a learned covariance (section 3.2).
 
-Sigma is parameterized by its Cholesky factor with a logarithmic diagonal, and the filter's half-size
-follows the scale, two standard deviations (Shelhamer et al., 2019). Rows of parameters are one for
-the batch or one per sample. `torchvision`'s blur has a fixed size and no gradient in sigma, hence
-this one.
+The parameters of Sigma are its Cholesky factor with a logarithmic diagonal: one row for the batch or one
+for each sample. The filter reaches two standard deviations, so that its size follows the scale
+(Shelhamer et al., 2019). The blur of `torchvision` has a fixed size and no gradient in sigma.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SMALLEST = 0.05  # standard deviation, in pixels; the filter is the identity far
 
 
 def make_blur(sigma: float, covariance: Covariance, rows: int) -> Tensor:
-    """Parameters (rows, 1, 2 or 3) of a round Gaussian of standard deviation sigma.
+    """Return the parameters (rows, 1 to 3) of a round Gaussian of standard deviation sigma.
 
     >>> make_blur(1.0, "full", 1)
     tensor([[0., 0., 0.]])
@@ -36,7 +35,7 @@ def make_blur(sigma: float, covariance: Covariance, rows: int) -> Tensor:
 
 
 def bound_blur(params: Tensor, image_size: Sequence[int]) -> Tensor:
-    """Parameters brought back to scales that the image can hold: a quarter of its smaller side."""
+    """Return the parameters within the scales that the image can hold: a quarter of its smaller side."""
     largest = max(min(image_size) / 4, 2 * SMALLEST)
     low, high = math.log(SMALLEST), math.log(largest)
     if params.shape[1] < 3:
@@ -48,13 +47,15 @@ def bound_blur(params: Tensor, image_size: Sequence[int]) -> Tensor:
 
 
 def get_deviations(params: Tensor) -> Tensor:
-    """Standard deviations along y and x, (rows, 2), in pixels."""
-    factor = _cholesky(params)
+    """Return the standard deviations along y and x, (rows, 2), in pixels."""
+    factor = _get_factor(params)
     return factor.square().sum(2).sqrt()
 
 
 def smooth(inputs: Tensor, params: Tensor | None) -> Tensor:
-    """Images (N, C, H, W) filtered by their Gaussian; beyond the border the edge is repeated.
+    """Return images (N, C, H, W) filtered by their Gaussian, or as they are if `params` is None.
+
+    Beyond the border the edge is repeated.
 
     >>> smooth(torch.ones(1, 1, 4, 4), make_blur(1.0, "spherical", 1)).allclose(torch.ones(1, 1, 4, 4))
     True
@@ -63,16 +64,16 @@ def smooth(inputs: Tensor, params: Tensor | None) -> Tensor:
         return inputs
     count, channels = inputs.shape[:2]
     rows = len(params)
-    kernel, (pad_y, pad_x) = _kernel(params)
+    kernel, (pad_y, pad_x) = _make_filters(params)
     padded = F.pad(inputs, (pad_x, pad_x, pad_y, pad_y), mode="replicate")
-    # All images under one filter, or each under its own, are channels of a depthwise convolution.
+    # Images become channels of a depthwise convolution: all under one filter, or each under its own.
     stacked = padded.reshape(count // rows, rows * channels, *padded.shape[2:])
     weight = kernel.to(inputs.dtype).repeat_interleave(channels, 0).unsqueeze(1)
     return F.conv2d(stacked, weight, groups=rows * channels).reshape(inputs.shape)
 
 
-def _cholesky(params: Tensor) -> Tensor:
-    """The lower triangular factor, (rows, 2, 2)."""
+def _get_factor(params: Tensor) -> Tensor:
+    """Return the lower triangular factor, (rows, 2, 2)."""
     if params.shape[1] == 3:
         log_y, shear, log_x = params.unbind(1)
     else:
@@ -82,8 +83,8 @@ def _cholesky(params: Tensor) -> Tensor:
     return torch.stack([log_y.exp(), zero, shear, log_x.exp()], 1).view(-1, 2, 2)
 
 
-def _kernel(params: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Normalized filters (rows, height, width) and their half-sizes, the largest among the rows.
+def _make_filters(params: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Return normalized filters (rows, height, width) and the largest of their half-sizes.
 
     Each row is cut off at its own half-size, so that no row depends on the others.
     """
@@ -93,7 +94,7 @@ def _kernel(params: Tensor) -> tuple[Tensor, tuple[int, int]]:
     x = torch.arange(-pad_x, pad_x + 1, dtype=params.dtype, device=params.device)
     grid = torch.stack(torch.meshgrid(y, x, indexing="ij"))  # (2, height, width)
     inside = (grid.abs() <= half[:, :, None, None]).all(1)
-    factor = _cholesky(params)
+    factor = _get_factor(params)
     # Mahalanobis distance by forward substitution in the factor.
     v = grid[0] / factor[:, 0, 0, None, None]
     u = (grid[1] - factor[:, 1, 0, None, None] * v) / factor[:, 1, 1, None, None]

@@ -1,4 +1,4 @@
-"""Continual adaptation: the state of one batch is where the next begins (tent, Wang et al. 2021)."""
+"""Continual adaptation: each batch starts from the state of the last one (tent, Wang et al., 2021)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dent.defense.dent.settings import Settings
 class Online(nn.Module):
     """A defense that carries its adaptation from call to call, until `reset()`.
 
-    Calls from several threads wait for one another: the order of the batches is part of the result.
+    Calls from several threads wait for one another, because the order of the batches matters.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     >>> online = Online(Dent(model, Settings(steps=1, continual=True)))
@@ -35,26 +35,26 @@ class Online(nn.Module):
         self._lock = threading.Lock()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Adapt on from the last batch, and predict, before or after as the settings say."""
+        """Adapt from where the last batch ended. Predict before or after, as the settings say."""
         with self._lock:
             before, after = self.state, self.adapt(inputs)
             self.state = after
         if self.settings.predict == "after":
             return self.predict(inputs, after)
         if len(after.trace.logits) and not (inputs.requires_grad and torch.is_grad_enabled()):
-            return after.trace.logits[0]  # what the first update saw, before it
+            return after.trace.logits[0]  # what the first update saw
         return self.predict(inputs, before or self.dent.adapt(inputs, steps=0))
 
     def adapt(self, inputs: Tensor) -> State:
-        """What the next forward would adapt to, without carrying it on."""
+        """Return the state that the next call would reach, without keeping it."""
         return self.dent.adapt(inputs, start=self.state, gradient="stale")
 
     def predict(self, inputs: Tensor, state: State) -> Tensor:
-        """As `Dent.predict`."""
+        """Return logits, as `Dent.predict` does."""
         return self.dent.predict(inputs, state)
 
     def reset(self) -> None:
-        """Start again from the model's own parameters."""
+        """Forget: the next call starts from the model's own parameters."""
         with self._lock:
             self.state = None
 
@@ -64,11 +64,11 @@ class Online(nn.Module):
 
     @property
     def independent(self) -> bool:
-        """Never: what came before is part of the result."""
+        """False: an answer depends on the batches before it."""
         return False
 
     def train(self, mode: bool = True) -> Online:
-        """As `Dent.train`."""
+        """Set the flag that attack libraries look at, as `Dent.train` does."""
         self.training = mode
         return self
 

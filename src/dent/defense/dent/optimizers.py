@@ -1,8 +1,8 @@
 """Gradient descent as pure functions of tensors, so that an update can be differentiated through.
 
-An update takes parameters, their gradient, the moments so far and the step's number (from 1), and
-returns new parameters and new moments. `torch.optim` changes parameters in place and cuts the graph,
-and no maintained library has a functional AdaMod; the tests hold these against both.
+An update takes parameters, their gradient, the moments so far and the number of the step (from 1). It
+returns new parameters and moments. `torch.optim` changes parameters in place and cuts the graph, and no
+maintained library has a functional AdaMod. The tests compare these functions with both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Update(NamedTuple):
 
 
 class Optimizer(NamedTuple):
-    """How many moments an optimizer keeps (each starts at zero) and its update."""
+    """The number of moments that an optimizer keeps, each zero at first, and its update."""
 
     moments: int
     update: Callable[..., Update]
@@ -31,7 +31,7 @@ class Optimizer(NamedTuple):
 def sgd(
     params: Tensor, grad: Tensor, moments: Moments, step: int, *, lr: float, momentum: float = 0.9
 ) -> Update:
-    """Stochastic gradient descent with momentum.
+    """Make a step of stochastic gradient descent with momentum.
 
     >>> sgd(torch.ones(1), torch.ones(1), (torch.zeros(1),), 1, lr=0.5).params
     tensor([0.5000])
@@ -50,7 +50,7 @@ def adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> Update:
-    """Adam (Kingma and Ba, 2015): dent's optimizer.
+    """Make a step of Adam (Kingma and Ba, 2015), the optimizer of dent.
 
     >>> moments = (torch.zeros(2), torch.zeros(2))
     >>> adam(torch.zeros(2), torch.tensor([3.0, -0.1]), moments, 1, lr=0.5).params
@@ -73,9 +73,10 @@ def adamod(
     beta3: float = 0.6,
     eps: float = 1e-8,
 ) -> Update:
-    """AdaMod (Ding et al., 2019): Adam, its step sizes bounded by their own running mean. Dent+'s.
+    """Make a step of AdaMod (Ding et al., 2019), the optimizer of dent+.
 
-    The running mean starts at zero without correction, so the first step moves by (1 - beta3) lr.
+    AdaMod is Adam with step sizes bounded by their running mean. That mean starts at zero without
+    correction, so the first step moves by (1 - beta3) lr.
 
     >>> moments = (torch.zeros(1), torch.zeros(1), torch.zeros(1))
     >>> round(adamod(torch.zeros(1), torch.ones(1), moments, 1, lr=0.5).params.item(), 6)
@@ -98,8 +99,8 @@ def _corrections(step: int, betas: tuple[float, float]) -> tuple[float, float]:
 
 
 def _sqrt(square: Tensor) -> Tensor:
-    # The root's slope at zero is infinite, and a parameter that no prediction depends on (a layer
-    # that is never called) has square 0: through such an update no gradient flows.
+    # A parameter that no prediction depends on (a layer that is never called) has square 0, where the
+    # slope of the root is infinite. No gradient flows through its update.
     positive = square > 0
     return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
 

@@ -1,4 +1,4 @@
-"""The settings of a defense, and the paper's settings by name (paper, sections 3.2 and 4.1)."""
+"""The settings of a defense, and presets: the paper's settings by name (sections 3.2 and 4.1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Predict = Literal["after", "before"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that defines a defense; each field says what it is in `dent list settings`.
+    """Everything that defines a defense. `dent list settings` prints the fields.
 
     >>> Settings(steps=-1, affine="layer")
     Traceback (most recent call last):
@@ -33,40 +33,44 @@ class Settings:
     """
 
     affine: Affine = setting(
-        "batch", "Delta: scale and shift of the normalization layers", get_args(Affine)
+        "batch",
+        "Delta, for the scale and shift of the normalization layers: one per batch or sample",
+        get_args(Affine),
     )
     statistics: Literal["train", "test"] | float = setting(
-        "train", "mean and variance: train, test, or the weight of test in [0, 1]"
+        "train", "BatchNorm statistics: train, test, or the weight of test in [0, 1]"
     )
-    blur: Blur = setting("off", "Sigma: Gaussian smoothing of the input", get_args(Blur))
-    sigma: float = setting(0.7, "standard deviation of the smoothing at the start, in pixels")
+    blur: Blur = setting("off", "Gaussian smoothing of the input with covariance Sigma", get_args(Blur))
+    sigma: float = setting(0.7, "initial standard deviation of the smoothing, in pixels")
     covariance: Covariance = setting("spherical", "shape of Sigma", get_args(Covariance))
-    blur_per: Per = setting("batch", "one dynamic Sigma per", get_args(Per))
-    blur_lr: float = setting(0.25, "learning rate of Sigma (of its logarithm)")
-    objective: str = setting("entropy", "what is minimized", tuple(OBJECTIVES))
-    reduction: Reduction = setting("mean", "of the objective over the batch", get_args(Reduction))
-    optimizer: str = setting("adam", "how it is minimized", tuple(OPTIMIZERS))
+    blur_per: Per = setting("batch", "one dynamic Sigma per batch or sample", get_args(Per))
+    blur_lr: float = setting(0.25, "learning rate of the logarithm of Sigma")
+    objective: str = setting("entropy", "objective to minimize", tuple(OBJECTIVES))
+    reduction: Reduction = setting(
+        "mean", "how the objective is reduced over the batch", get_args(Reduction)
+    )
+    optimizer: str = setting("adam", "optimizer of the updates", tuple(OPTIMIZERS))
     lr: float = setting(1e-3, "learning rate of Delta")
     betas: tuple[float, float] | None = setting(
-        None, "of adam (0.9, 0.999 if not given) and adamod (0.99, 0.999)"
+        None, "of adam (default: 0.9, 0.999) and adamod (default: 0.99, 0.999)"
     )
-    beta3: float | None = setting(None, "of adamod (0.6 if not given)")
-    momentum: float | None = setting(None, "of sgd (0.9 if not given)")
-    steps: int = setting(10, "updates per batch; 0 is the static model, smoothing and statistics apart")
+    beta3: float | None = setting(None, "of adamod (default: 0.6)")
+    momentum: float | None = setting(None, "of sgd (default: 0.9)")
+    steps: int = setting(10, "number of updates per batch; 0 leaves only smoothing and statistics")
     gradient: Gradient = setting(
         "stale", "what an attacker's gradient sees of the updates", get_args(Gradient)
     )
     continual: bool = setting(
         False, "carry the adaptation from batch to batch until reset()", (False, True)
     )
-    predict: Predict = setting("after", "the updates or before them", get_args(Predict))
+    predict: Predict = setting("after", "predict after or before the updates", get_args(Predict))
 
     def __post_init__(self) -> None:
         refuse(self._faults())
 
     @property
     def test_share(self) -> float:
-        """The weight of the test batch in the normalization statistics."""
+        """Weight of the test batch in the BatchNorm statistics."""
         if isinstance(self.statistics, str):
             return float(self.statistics == "test")
         return float(self.statistics)
@@ -81,10 +85,10 @@ class Settings:
 
     @property
     def independent(self) -> bool:
-        """Whether a batch gives what its inputs give alone, as far as the settings decide it.
+        """True if dent answers a batch as it answers its inputs alone, on a model that does so.
 
-        The mean over the batch scales the gradient by its size, which SGD follows and the eps of
-        Adam and AdaMod feels: so `sum` is part of the condition.
+        It needs `sum`: the mean divides the gradient by the size of the batch, which changes the steps
+        of SGD, and through their eps slightly those of Adam and AdaMod.
         """
         adapts = self.adapts_affine or self.adapts_blur
         return (
@@ -96,7 +100,7 @@ class Settings:
         )
 
     def optimizer_options(self) -> dict[str, Any]:
-        """The keyword arguments of the optimizer, its learning rate apart."""
+        """Return the keyword arguments of the optimizer, without its learning rate."""
         options = {"betas": self.betas, "beta3": self.beta3, "momentum": self.momentum}
         return {name: value for name, value in options.items() if value is not None}
 
@@ -138,10 +142,10 @@ class Settings:
             or (self.adapts_blur and self.blur_per == "sample")
         ):
             faults.append(
-                "continual: sample-wise parameters belong to their inputs and cannot be carried on"
+                "continual: sample-wise parameters belong to their inputs and cannot be carried over"
             )
         if self.predict == "before" and not self.continual:
-            faults.append("predict: before the updates they would change nothing, unless continual=True")
+            faults.append("predict: before needs continual=True, else the updates would change nothing")
         return faults
 
 
@@ -166,16 +170,16 @@ PRESET_NOTES: dict[str, str] = {
     "static": "the model as it is",
     "norm": "statistics of the test batch, no gradient (Schneider et al., 2020)",
     "blur": "static Gaussian smoothing of the input",
-    "tent": "online: one update per batch, carried on (Wang et al., 2021)",
+    "tent": "online: one update per batch, carried over (Wang et al., 2021)",
     "dent": "batch-wise, for adversarially trained models (Table 1)",
-    "dent+": "sample-wise, for adversarially trained models (Table 1)",
-    "dent+solo": "dent+ with plain entropy: each input adapts alone, whatever else is in its batch",
+    "dent+": "sample-wise, for adversarially trained models; needs batches of several classes (Table 1)",
+    "dent+solo": "dent+ with plain entropy: adapts to each input alone, even to a single one",
     "dent-nominal": "batch-wise, test statistics and learned smoothing, for nominal models (Table 4)",
 }
 
 
 def make_settings(preset: str, **overrides: Any) -> Settings:
-    """The preset's settings with some of them replaced.
+    """Return the settings of a preset with some of them replaced.
 
     >>> make_settings("dent+", steps=3).steps
     3
