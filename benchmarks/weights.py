@@ -1,13 +1,14 @@
-"""The weights that ship with dent: packed from a training, and measured for their cards.
+"""Pack the weights that come with dent, and measure them for their cards.
 
-    python benchmarks/weights.py pack runs/resnet20-at --name resnet20-at --summary "..."
+    python benchmarks/weights.py pack runs/resnet20-at --name resnet20-at --summary "..." --command "..."
     python benchmarks/weights.py measure resnet20-at --eps 8/255
     python benchmarks/weights.py table
 
-`pack` takes the model of a `dent train` folder into the package, with a card. `measure` fills the card:
-natural accuracy on all test images and on the shipped 1,000, and what the reference implementation of
-APGD-CE and targeted APGD-DLR (100 steps each, five restarts, nine targets) leave of the latter together.
-`table` prints the cards for docs/models.md.
+`pack` puts the model of a `dent train` folder into the package, with a card. `--average` takes the
+averaged weights, `--half` stores the parameters as float16 (they are loaded as float32). `measure`
+completes the card: the accuracy on all test images and on the 1,000 in the package, and what the
+reference implementation of APGD-CE and targeted APGD-DLR (100 steps, nine targets) leave of the 1,000
+together. `table` prints the cards for docs/models.md.
 """
 
 from __future__ import annotations
@@ -21,39 +22,60 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import dent
 from dent.data import open_data
-from dent.fields import number
-from dent.models.shipped import cards
+from dent.declared import read_number
+from dent.models import find_class_names
+from dent.models.checkpoint import find_state, read_checkpoint, split_normalization
+from dent.models.shipped import read_cards
 from dent.report.models import accuracy_text
 from dent.report.terminal import progress_bar
 from dent.storage import replace_file
-from dent.training.card import count_correct, make_accuracy
+from dent.training.card import CARD, count_correct, make_accuracy
+from dent.training.train import AVERAGE, CHECKPOINT
 
 WEIGHTS = Path(dent.__file__).parent / "models" / "weights"
 
 
-def write_card(name: str, card: dict[str, Any]) -> None:
-    with replace_file(WEIGHTS / f"{name}.json") as file:
+def write_card(folder: Path, name: str, card: dict[str, Any]) -> None:
+    """Write the card of a model."""
+    with replace_file(folder / f"{name}.json") as file:
         file.write(json.dumps(card, indent=2).encode() + b"\n")
 
 
-def pack(run: Path, name: str, summary: str, command: str) -> None:
-    checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
-    trained = json.loads((run / "card.json").read_text())
+def pack(
+    run: Path,
+    name: str,
+    *,
+    summary: str,
+    command: str,
+    data: str | None = None,
+    average: bool = False,
+    half: bool = False,
+    folder: Path = WEIGHTS,
+) -> None:
+    """Write the weights of a `dent train` folder, and a card without accuracies.
+
+    data: name of the training data on the card (default: as it was given to `dent train`).
+    """
+    checkpoint = read_checkpoint(run / (AVERAGE if average else CHECKPOINT))
+    trained = json.loads((run / CARD).read_text())
+    state, _ = split_normalization(find_state({"model": checkpoint["model"]}, source=str(run)))
     buffer = io.BytesIO()
-    torch.save(checkpoint["model"], buffer)
-    with replace_file(WEIGHTS / f"{name}.pt") as file:
-        file.write(buffer.getvalue())
+    torch.save(halve_parameters(state) if half else state, buffer)
     card = {
         "name": name,
         "summary": summary,
         "architecture": checkpoint["architecture"],
         "classes": checkpoint["classes"],
+        "labels": checkpoint["labels"],
         "normalization": {"mean": checkpoint["mean"], "std": checkpoint["std"]},
+        "precision": "float16" if half else "float32",
+        "averaged": average,
         "data": {
-            "name": trained["data"],
+            "name": data or trained["data"],
             "images": checkpoint["asked"]["images"] - trained["recipe"]["hold_out"],
             "held out": trained["recipe"]["hold_out"],
         },
@@ -61,28 +83,63 @@ def pack(run: Path, name: str, summary: str, command: str) -> None:
         "command": command,
         "seconds": trained["seconds"],
         "torch": trained["torch"],
-        "accuracies": trained["accuracies"],
+        "accuracies": [],
         "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
     }
-    write_card(name, card)
+    with replace_file(folder / f"{name}.pt") as file:
+        file.write(buffer.getvalue())
+    write_card(folder, name, card)
 
 
-def measure(name: str, eps: float | None, norm: str, batch_size: int) -> None:
-    from pyautoattack import AutoAttack
+def halve_parameters(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict with its parameters as float16; statistics of the data stay float32."""
+    buffers = ("running_mean", "running_var", "num_batches_tracked")
+    halved = {key: value if key.endswith(buffers) else value.half() for key, value in state.items()}
+    if too_large := [key for key, value in halved.items() if not torch.isfinite(value).all()]:
+        raise ValueError(f"expected parameters in the range of float16, got larger in {too_large}")
+    return halved
 
+
+def measure(
+    name: str, *, eps: float | None, norm: str, batch_size: int, test_data: str | None, limit: int
+) -> None:
+    """Measure a packed model, and write its accuracies to its card.
+
+    test_data: file with all test images (default: the data set that the card names).
+    limit: number of the package's images that are attacked.
+    """
     card = json.loads((WEIGHTS / f"{name}.json").read_text())
-    model = dent.load_model(name)
-    whole, shipped = open_data("cifar10"), open_data("cifar10", n=1000)
+    model, data = dent.load_model(name), card["data"]["name"]
+    classes = find_class_names(model)
+    whole, shipped = open_data(test_data or data), open_data(data, n=1000)
+    if classes is not None:
+        whole, shipped = (one.match_classes(classes, owner=name) for one in (whole, shipped))
     card["accuracies"] = [
         make_accuracy("natural, test images", count_correct(model, whole), len(whole)),
         make_accuracy("natural, shipped images", count_correct(model, shipped), len(shipped)),
     ]
-    write_card(name, card)
+    write_card(WEIGHTS, name, card)
     if eps is None:
         return
-    started, standing = time.perf_counter(), 0
-    with progress_bar(f"APGD-CE and APGD-T on {name}") as move:
-        for done, (inputs, labels) in enumerate(shipped.batches(batch_size), 1):
+    started = time.perf_counter()
+    attacked = shipped.subset(torch.arange(limit))
+    standing = count_standing(model, attacked, eps=eps, norm=norm, batch_size=batch_size)
+    budget = f"{round(eps * 255, 3):g}/255" if norm == "linf" else f"{eps:g}"
+    what = f"reference APGD-CE and APGD-T, {norm.capitalize()} {budget}, shipped images"
+    card["accuracies"].append(make_accuracy(what, standing, limit))
+    write_card(WEIGHTS, name, card)
+    print(f"{name}: {time.perf_counter() - started:.0f} s")
+
+
+def count_standing(
+    model: nn.Module, dataset: dent.data.Dataset, *, eps: float, norm: str, batch_size: int
+) -> int:
+    """Return the number of images that the reference attacks leave correct."""
+    from pyautoattack import AutoAttack
+
+    standing = 0
+    with progress_bar("APGD-CE and APGD-T") as move:
+        for done, (inputs, labels) in enumerate(dataset.batches(batch_size), 1):
             attack = AutoAttack(
                 model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, version="custom",
                 attacks=["apgd-ce", "apgd-t"], seed=0, device="cpu",
@@ -90,18 +147,15 @@ def measure(name: str, eps: float | None, norm: str, batch_size: int) -> None:
             points, _ = attack.run_standard_evaluation(inputs, labels, batch_size=batch_size)
             with torch.no_grad():
                 standing += int((model(points).argmax(1) == labels).sum())
-            move(done * batch_size, len(shipped), f"{standing} stand")
-    budget = f"{round(eps * 255, 3):g}/255" if norm == "linf" else f"{eps:g}"
-    what = f"reference APGD-CE and APGD-T, {norm.capitalize()} {budget}, shipped images"
-    card["accuracies"].append(make_accuracy(what, standing, len(shipped)))
-    write_card(name, card)
-    print(f"{name}: {time.perf_counter() - started:.0f} s")
+            move(min(done * batch_size, len(dataset)), len(dataset), f"{standing} stand")
+    return standing
 
 
-def table() -> None:
+def print_table() -> None:
+    """Print the cards as a Markdown table."""
     print("| model | what it is | accuracy in % | 95 % interval | sha256 |")
     print("|---|---|---|---|---|")
-    for name, card in cards().items():
+    for name, card in read_cards().items():
         shown = "<br>".join(accuracy_text(one) for one in card.accuracies)
         intervals = "<br>".join(f"{one['low']:.2f} to {one['high']:.2f}" for one in card.accuracies)
         print(f"| `{name}` | {card.summary} | {shown} | {intervals} | `{card.sha256[:12]}` |")
@@ -110,22 +164,29 @@ def table() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    packing = verbs.add_parser("pack")
-    packing.add_argument("run", type=Path)
-    for flag in ("--name", "--summary", "--command"):
-        packing.add_argument(flag, required=True)
-    measuring = verbs.add_parser("measure")
-    measuring.add_argument("name")
-    measuring.add_argument("--eps", type=number)
-    measuring.add_argument("--norm", choices=("linf", "l2"), default="linf")
-    measuring.add_argument("--batch-size", type=int, default=250)
-    verbs.add_parser("table")
-    given = parser.parse_args()
-    if given.verb == "pack":
-        pack(given.run, given.name, given.summary, given.command)
-    elif given.verb == "measure":
-        measure(given.name, given.eps, given.norm, given.batch_size)
-    table()
+    packing = verbs.add_parser("pack", help="Put the model of a training into the package.")
+    packing.add_argument("run", type=Path, help="Folder of `dent train`.")
+    packing.add_argument("--name", required=True, help="Name of the shipped model.")
+    packing.add_argument("--summary", required=True, help="What it is, in one line.")
+    packing.add_argument("--command", required=True, help="The command that trained it.")
+    packing.add_argument("--data", help="Name of the training data (default: as given to dent train).")
+    packing.add_argument("--average", action="store_true", help="Pack the averaged weights.")
+    packing.add_argument("--half", action="store_true", help="Store the parameters as float16.")
+    measuring = verbs.add_parser("measure", help="Measure a packed model and complete its card.")
+    measuring.add_argument("name", help="Name of the shipped model.")
+    measuring.add_argument("--eps", type=read_number, help="Radius of the attack (default: no attack).")
+    measuring.add_argument("--norm", choices=("linf", "l2"), default="linf", help="Norm of the attack.")
+    measuring.add_argument("--batch-size", type=int, default=250, help="Images per batch.")
+    measuring.add_argument("--test-data", help="File with all test images (default: the card's data).")
+    measuring.add_argument("--limit", type=int, default=1000, help="Number of images to attack.")
+    verbs.add_parser("table", help="Print the cards as a Markdown table.")
+    given = vars(parser.parse_args())
+    verb = given.pop("verb")
+    if verb == "pack":
+        pack(given.pop("run"), given.pop("name"), **given)
+    elif verb == "measure":
+        measure(given.pop("name"), **given)
+    print_table()
 
 
 if __name__ == "__main__":

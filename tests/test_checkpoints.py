@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dent.models import CifarResNet, Normalized, build, load_model, resnet20
-from dent.models.checkpoint import read
+from dent.models.checkpoint import read_checkpoint
 from dent.models.normalization import IMAGENET_MEAN, IMAGENET_STD
 
 INPUTS = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(7))
@@ -271,7 +271,7 @@ def test_no_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(not THIRD_PARTY.is_file(), reason=f"no {THIRD_PARTY.name} beside the repository")
 def test_a_third_party_checkpoint() -> None:
     model = load_model("resnet20", weights=THIRD_PARTY, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    stored = read(THIRD_PARTY)["state_dict"]
+    stored = read_checkpoint(THIRD_PARTY)["state_dict"]
     loaded = {key.replace("model.", "module."): value for key, value in model.state_dict().items()}
     assert {key for key in loaded if "num_batches_tracked" not in key} == set(stored)
     assert all(torch.equal(loaded[key], value) for key, value in stored.items())

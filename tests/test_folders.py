@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dent.data import load_data, open_data
+import dent
+from dent.data import Dataset, from_arrays, load_data, open_data
+from dent.data.cifar import CIFAR10
 from dent.data.folder import PREPROCESSING, center_crop, crop288, read_synsets, res256crop224
 
 Image = pytest.importorskip("PIL.Image")
@@ -238,6 +240,85 @@ def test_center_crop_as_torchvision_defines_it(height: int, width: int) -> None:
     canvas[top : top + height, left : left + width] = rows
     top, left = round((canvas.shape[0] - size) / 2), round((canvas.shape[1] - size) / 2)
     np.testing.assert_array_equal(center_crop(rows, size), canvas[top : top + size, left : left + size])
+
+
+# Classes by name
+
+
+MISSING = ("bird", "horse")
+
+
+@pytest.fixture
+def animals(tmp_path: Path) -> Path:
+    """The first two shipped images of 8 of CIFAR-10's classes."""
+    images, labels = load_data("cifar10", n=100)
+    for number, name in enumerate(CIFAR10.classes):
+        for at in (labels == number).nonzero()[:2, 0].tolist() if name not in MISSING else ():
+            array = images[at].mul(255).round().byte().permute(1, 2, 0).numpy()
+            save(tmp_path / "eight" / name / f"{at}.png", Image.fromarray(array))
+    return tmp_path / "eight"
+
+
+def attack(model: Any, data: Any, **settings: Any) -> int:
+    """The number of images that the model classifies as labeled, by way of an evaluation."""
+    results = dent.evaluate(model, ["static"], data=data, attacks=["pgd:steps=1"], n=None, **settings)
+    return results.cells[0].natural.correct
+
+
+def expect_correct(model: torch.nn.Module, folder: Path) -> int:
+    """The same by the labels of the files' own names."""
+    inputs = load_data(folder)[0]
+    right = [CIFAR10.classes.index(name) for name in sorted(set(CIFAR10.classes) - set(MISSING))]
+    labels = torch.tensor(right).repeat_interleave(2)
+    return int((model(inputs).argmax(1) == labels).sum())
+
+
+def test_a_folder_gets_the_labels_that_the_model_has_for_its_classes(animals: Path) -> None:
+    model = dent.load_model("resnet20-nominal")
+    expected = expect_correct(model, animals)
+    assert expected >= 13
+    assert attack("resnet20-nominal", str(animals)) == expected
+    assert attack({"mine": model}, str(animals)) == expected
+
+
+def test_classes_of_a_model_without_names_are_not_guessed(animals: Path) -> None:
+    model = dent.load_model("resnet20-nominal")
+    expected = expect_correct(model, animals)
+    model.class_names = None  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="expected 10 classes in .*eight, as many as .* outputs, got 8"):
+        attack({"mine": model}, str(animals))
+    model.class_names = list(CIFAR10.classes)  # type: ignore[assignment]
+    assert attack({"mine": model}, str(animals)) == expected
+
+
+def test_a_class_that_the_model_does_not_have_is_refused(animals: Path) -> None:
+    (animals / "cat").rename(animals / "tiger")
+    with pytest.raises(ValueError, match=r"that the model knows \(airplane, .*got tiger; rename"):
+        attack("resnet20-nominal", str(animals))
+
+
+def test_models_with_other_classes_are_evaluated_apart(animals: Path) -> None:
+    models = {name: dent.load_model("resnet20-nominal") for name in ("one", "two")}
+    models["two"].class_names = CIFAR10.classes[::-1]  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="models with the same classes, got others in one and two"):
+        attack(models, str(animals))
+
+
+def named(*classes: str) -> Dataset:
+    return from_arrays(torch.zeros(2, 3, 4, 4), [0, 1], classes=classes)
+
+
+def test_matching_by_name() -> None:
+    assert named("Sweet pepper", "can").match_classes(
+        ("can", "sea", "sweet_pepper"), owner="it"
+    ).labels.tolist() == [2, 0]
+    numbered = from_arrays(torch.zeros(2, 3, 4, 4), [0, 1])
+    assert numbered.match_classes(("a", "b", "c"), owner="it") is numbered
+    numbered.check_outputs(3, owner="it")
+    with pytest.warns(UserWarning, match="it knows no class of arrays by its name .* in their order"):
+        assert named("x", "y").match_classes(("a", "b"), owner="it").labels.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="got x, y; rename or remove them"):
+        named("x", "y").match_classes(("a", "b", "c"), owner="it")
 
 
 # ImageNet

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 import dent
 from dent.defense import Defense, is_independent
-from dent.models import CifarResNet, Normalized
-from dent.models.imagenet import ResNet50
-from dent.models.normalization import PerImageNormalized
-from dent.models.preact import PreActResNet18
-from dent.models.wide import WideResNet
+from dent.models import CifarResNet, Normalized, PerImageNormalized, PreActResNet18, ResNet50, WideResNet
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "affine": ("off", "batch", "sample"),

@@ -24,15 +24,15 @@ from dent.models import (
     PerImageNormalized,
     WideResNet,
     build,
+    list_models,
     load_model,
-    model_table,
     preact_resnet18,
     resnet20,
 )
 from dent.models import external as external_room
 from dent.models import shipped as shipped_room
-from dent.models.checkpoint import filled
-from dent.models.shipped import cards, load_shipped
+from dent.models.checkpoint import make_network
+from dent.models.shipped import load_shipped, read_cards
 from dent.names import import_function
 
 
@@ -118,7 +118,7 @@ def test_parameters(name: str) -> None:
     with torch.device("meta"):
         net = MODELS[name].make(MODELS[name].classes)
     assert count(net) == BY_HAND[name] == PUBLISHED.get(name, BY_HAND[name])
-    rows = {row["name"]: row for row in model_table()}
+    rows = {row["name"]: row for row in list_models()}
     assert rows[name]["parameters"] == BY_HAND[name]
 
 
@@ -270,7 +270,7 @@ def test_device() -> None:
 
 
 def test_table() -> None:
-    rows = model_table()
+    rows = list_models()
     names = [row["name"] for row in rows]
     assert len(set(names)) == len(names)
     assert set(MODELS) < set(names)
@@ -310,11 +310,11 @@ def test_shipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = build("resnet20", classes=4, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)).eval()
     inputs = torch.rand(2, 3, 32, 32)
     assert torch.equal(load_shipped("tiny", folder=folder)(inputs), expected(inputs))
-    assert list(cards(folder)) == ["tiny"]
+    assert list(read_cards(folder)) == ["tiny"]
 
     monkeypatch.setattr(shipped_room, "FOLDER", folder)
     assert torch.equal(load_model("tiny")(inputs), expected(inputs))
-    row = model_table()[0]
+    row = list_models()[0]
     assert (row["name"], row["needs"], row["accuracies"][0]["n"]) == ("tiny", "ships with dent", 10)
     with pytest.raises(ValueError, match="tiny brings its own weights and classes"):
         load_model("tiny", weights="random", classes=3)
@@ -330,12 +330,12 @@ def test_shipped_weights_that_changed(folder: Path) -> None:
 def test_shipped_card_that_is_none(folder: Path) -> None:
     (folder / "tiny.json").write_text('{"name": "tiny"}')
     with pytest.raises(ValueError, match=r"tiny\.json is no card: expected JSON with name, arch"):
-        cards(folder)
-    assert cards(folder / "absent") == {}
+        read_cards(folder)
+    assert read_cards(folder / "absent") == {}
 
 
 def test_what_ships_loads() -> None:
-    for name in cards():
+    for name in read_cards():
         assert load_model(name)(torch.rand(1, 3, 32, 32)).isfinite().all()
 
 
@@ -503,9 +503,7 @@ def test_external(library: str, fakes: list[Any], tmp_path: Path) -> None:
 
 
 def test_external_offline(fakes: list[Any]) -> None:
-    with pytest.raises(
-        ValueError, match="timm could not make 'offline' .OSError: no network.; where it"
-    ):
+    with pytest.raises(ValueError, match="timm could not make 'offline' .OSError: no network.; if it"):
         load_model("timm:offline")
 
 
@@ -533,4 +531,4 @@ def test_half_precision_checkpoint_becomes_the_network_s() -> None:
         key: value.half() if value.is_floating_point() else value
         for key, value in net.state_dict().items()
     }
-    assert next(filled(preact_resnet18, half, source="x").parameters()).dtype == torch.float32
+    assert next(make_network(preact_resnet18, half, source="x").parameters()).dtype == torch.float32

@@ -21,9 +21,8 @@ from dent.evaluation.plan import Plan
 from dent.evaluation.suites import ADAPTIVE, attack_text, attacks_on, chosen_attacks
 from dent.evaluation.units import Cell
 from dent.models import MODELS, load_model
-from dent.models.robustbench import ROBUSTBENCH
-from dent.models.robustbench import resolve as resolve_id
-from dent.models.shipped import cards
+from dent.models.robustbench import ROBUSTBENCH, resolve_id
+from dent.models.shipped import read_cards
 from dent.paper.scales import Scale, Work, find_scale, read_scale, resolve, scales
 from dent.paper.tables import FOLDER, MEASURES, Ask, find_number, tables
 from dent.texts import parse_text
@@ -122,7 +121,7 @@ def test_every_model_is_one_that_can_be_loaded_or_made(name: str) -> None:
         elif ":" in standing.model:
             assert len(open_data(standing.data)) == 16
         else:
-            assert standing.model in cards()
+            assert standing.model in read_cards()
         data, _, cut = standing.data.partition("#")
         assert data in DATA or ":" in data
         assert cut in ("", *PREPROCESSING)

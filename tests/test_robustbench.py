@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dent.models import ROBUSTBENCH, ResNet50, WideResNet, load_model, model_table, resnet18
-from dent.models.robustbench import resolve
+from dent.models import ROBUSTBENCH, ResNet50, WideResNet, list_models, load_model, resnet18
+from dent.models.robustbench import resolve_id
 
 State = dict[str, Tensor]
 
@@ -220,22 +220,28 @@ def test_the_duplicate_block_is_never_called() -> None:
 
 
 def test_resolve() -> None:
-    assert resolve("linf/Ding2020MMA") == resolve("cifar10/Ding2020MMA") == "cifar10/Linf/Ding2020MMA"
-    assert resolve("Linf/cifar10/Wong2020Fast") == resolve("Wong2020Fast") == "cifar10/Linf/Wong2020Fast"
-    assert resolve("imagenet/Linf/Wong2020Fast") == "imagenet/Linf/Wong2020Fast"
     assert (
-        resolve("Linf/Rice2020Overfitting") == "cifar10/Linf/Rice2020Overfitting"
+        resolve_id("linf/Ding2020MMA") == resolve_id("cifar10/Ding2020MMA") == "cifar10/Linf/Ding2020MMA"
+    )
+    assert (
+        resolve_id("Linf/cifar10/Wong2020Fast")
+        == resolve_id("Wong2020Fast")
+        == "cifar10/Linf/Wong2020Fast"
+    )
+    assert resolve_id("imagenet/Linf/Wong2020Fast") == "imagenet/Linf/Wong2020Fast"
+    assert (
+        resolve_id("Linf/Rice2020Overfitting") == "cifar10/Linf/Rice2020Overfitting"
     )  # of the package only
-    assert resolve("cifar100/New2030Model") == "cifar100/Linf/New2030Model"
+    assert resolve_id("cifar100/New2030Model") == "cifar100/Linf/New2030Model"
     for wrong in ("", "L3/Ding2020MMA", "Linf/", "a/b/c/d"):
         with pytest.raises(ValueError, match="expected robustbench:.*threat models: Linf, L2"):
-            resolve(wrong)
+            resolve_id(wrong)
 
 
 def test_names_of_the_table_lead_back() -> None:
-    names = [row["name"] for row in model_table() if row["name"].startswith("robustbench:")]
-    assert [resolve(name.removeprefix("robustbench:")) for name in names] == list(ROBUSTBENCH)
-    rows = {row["name"]: row for row in model_table()}
+    names = [row["name"] for row in list_models() if row["name"].startswith("robustbench:")]
+    assert [resolve_id(name.removeprefix("robustbench:")) for name in names] == list(ROBUSTBENCH)
+    rows = {row["name"]: row for row in list_models()}
     row = rows["robustbench:L2/Ding2020MMA"]
     assert (row["norm"], row["eps"]) == ("l2", "0.5")
     assert [(a["what"], a["n"], a["percent"]) for a in row["accuracies"]] == [

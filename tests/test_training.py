@@ -18,7 +18,9 @@ import dent
 from dent.attacks import pgd
 from dent.data import open_data
 from dent.data.dataset import Dataset
+from dent.models import find_class_names
 from dent.training import RECIPES, Recipe, Step, make_recipe, train
+from dent.training.card import train_and_measure
 from dent.training.loop import Average, crop_and_flip, draw_crops, resize, split_images
 from dent.training.losses import attack_batch, compute_loss, draw_offsets, freeze
 
@@ -328,6 +330,43 @@ def test_fine_tuning_begins_from_the_weights_and_their_normalization(tmp_path: P
         assert torch.equal(tuned.model.get_buffer("mean"), source.get_buffer("mean"))
         loaded = dent.load_model(tuned.checkpoint)
         assert torch.equal(loaded.get_buffer("mean"), source.get_buffer("mean"))
+
+
+def save_images(path: Path, classes: list[str], labels: list[int]) -> str:
+    """Images whose class is their brightness: 0.2 for cats, 0.8 for dogs."""
+    light = torch.tensor([{"cat": 0.2, "dog": 0.8, "elk": 0.5}[classes[label]] for label in labels])
+    images = light.view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    np.savez(path, images=images, labels=labels, classes=np.array(classes))
+    return str(path)
+
+
+def test_classes_are_matched_by_name(tmp_path: Path) -> None:
+    data = save_images(tmp_path / "train.npz", ["cat", "dog"], [0, 1] * 32)
+    tests = save_images(tmp_path / "test.npz", ["dog", "cat"], [0, 1] * 16)
+    recipe = Recipe(epochs=6, batch_size=16, hold_out=0, augment=False, lr=0.05)
+    card = train_and_measure("resnet20", recipe, data=data, test_data=tests, out=tmp_path / "run")
+    assert card is not None
+    assert card["accuracies"][0]["percent"] == 100
+    checkpoint = tmp_path / "run" / "checkpoint.pt"
+    assert (
+        find_class_names(checkpoint) == find_class_names(dent.load_model(checkpoint)) == ("cat", "dog")
+    )
+    # Begun from the checkpoint, data in another order have its labels.
+    still = recipe.replace(lr=0.0, epochs=1)
+    tuned = train_and_measure(
+        "resnet20", still, data=tests, test_data=data, start=checkpoint, out=tmp_path / "tuned"
+    )
+    assert tuned is not None
+    assert tuned["accuracies"][0]["percent"] == 100
+    assert find_class_names(tmp_path / "tuned" / "checkpoint.pt") == ("cat", "dog")
+
+
+def test_test_images_of_other_classes_are_refused_before_training(tmp_path: Path) -> None:
+    data = save_images(tmp_path / "train.npz", ["cat", "dog"], [0, 1] * 32)
+    tests = save_images(tmp_path / "test.npz", ["cat", "elk"], [0, 1] * 16)
+    with pytest.raises(ValueError, match="classes that training on .* knows .*, got elk; rename"):
+        train_and_measure("resnet20", Recipe(), data=data, test_data=tests, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_do_not_fit_are_named(dataset: Dataset, tmp_path: Path) -> None:

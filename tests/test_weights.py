@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import dent
 from dent.data import open_data
 from dent.intervals import wilson
-from dent.models.shipped import cards
+from dent.models.shipped import load_shipped, read_cards
 from dent.training import Recipe
-from dent.training.card import count_correct
+from dent.training.card import count_correct, train_and_measure
 
 ROOT = Path(__file__).parents[1]
-CARDS = cards()
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from weights import pack  # noqa: E402
+
+CARDS = read_cards()
 
 
 def test_the_promised_models_are_there() -> None:
@@ -80,6 +85,45 @@ def test_the_docs_show_the_cards() -> None:
         assert card.sha256[:12] in training
         log = (ROOT / "docs" / "logs" / f"{name}.txt").read_text()
         assert log.count("epoch ") == card.recipe["epochs"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of `dent train` with averaged weights, of a few random images."""
+    folder, draw = tmp_path_factory.mktemp("run"), np.random.default_rng(0)
+    names = np.array(["ant", "bee", "cow"])
+    np.savez(
+        folder / "few.npz", images=draw.random((32, 3, 32, 32), np.float32),
+        labels=np.arange(32) % 3, classes=names,
+    )  # fmt: skip
+    recipe = Recipe(epochs=1, batch_size=16, hold_out=0, average=0.5)
+    train_and_measure("resnet20", recipe, data=str(folder / "few.npz"), out=folder)
+    return folder
+
+
+@pytest.mark.parametrize("average", [False, True], ids=["raw", "average"])
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+def test_packed_weights_are_those_that_were_trained(
+    run: Path, tmp_path: Path, average: bool, half: bool
+) -> None:
+    options = {"summary": "of a test", "command": "dent train ...", "data": "few"}
+    pack(run, "tiny", **options, average=average, half=half, folder=tmp_path)
+    card = read_cards(tmp_path)["tiny"]
+    assert card.precision == ("float16" if half else "float32")
+    assert (card.labels, card.data["name"]) == (["ant", "bee", "cow"], "few")
+    assert json.loads((tmp_path / "tiny.json").read_text())["averaged"] is average
+    packed = load_shipped("tiny", folder=tmp_path)
+    trained = dent.load_model(run / f"{'average' if average else 'checkpoint'}.pt")
+    assert packed.class_names == trained.class_names == ("ant", "bee", "cow")
+    for name, value in trained.named_parameters():
+        expected = value.half().float() if half else value
+        assert torch.equal(packed.get_parameter(name), expected)
+    for name, buffer in trained.named_buffers():
+        assert torch.equal(packed.get_buffer(name), buffer)
+    assert {value.dtype for value in packed.parameters()} == {torch.float32}
+    inputs = torch.rand(4, 3, 32, 32)
+    torch.testing.assert_close(packed(inputs), trained(inputs), rtol=1e-2, atol=1e-2)
+    assert (tmp_path / "tiny.pt").stat().st_size < (0.7e6 if half else 1.3e6)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from dent.data import DATA, fetch_data
 from dent.defense import PRESET_NOTES, PRESETS, Settings
 from dent.evaluation import SUITE_NOTES
 from dent.evaluation.attacks import ATTACKS
-from dent.models import model_table
+from dent.models import list_models
 from dent.report.models import model_row
 from dent.report.terminal import progress_bar
 from dent.training import RECIPE_NOTES, RECIPES, Recipe
@@ -43,7 +43,7 @@ def list_(
     tables: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
         Listing.presets: _presets,
         Listing.settings: lambda: _documented(Settings),
-        Listing.models: model_table,
+        Listing.models: list_models,
         Listing.data: lambda: [{"data": name, "what it is": note} for name, note in DATA.items()],
         Listing.recipes: _recipes,
         Listing.suites: lambda: [

@@ -146,7 +146,8 @@ def make_plan(sources: Sources) -> Plan:
     updates, independent = {}, {}
     batches = sources.batches()
     inputs, _ = sources.read(batches[0][:2])
-    everyone = sources.dataset().labels
+    dataset = sources.dataset()
+    everyone = dataset.labels
     if evaluation.with_protocol:
         import_reference()
     for cell in evaluation.cells():
@@ -157,6 +158,7 @@ def make_plan(sources: Sources) -> Plan:
             check_logits(logits, inputs)
             refuse_probabilities(subject.model, inputs, logits)
             check_labels(everyone, logits.shape[1])
+            dataset.check_outputs(logits.shape[1], owner="the model")
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
         settings = subject.defense.settings

@@ -77,6 +77,7 @@ def attack_data(
             task = Task(Unit(cell, number, name), {} if name == NATURAL else settings or {})
             with seeded(task.unit, sources.evaluation):
                 result, right = attacked(task, subject, inputs, labels, everyone, seed)
+            sources.dataset().check_outputs(result.logits.shape[1], owner=cell.model)
             kept.append(right.cpu())
         images.append(result.inputs.cpu())
     order = torch.cat(batches).argsort()

@@ -17,7 +17,7 @@ from dent.defense import defend, is_independent
 from dent.evaluation.attacks import Subject
 from dent.evaluation.config import Evaluation
 from dent.evaluation.units import Cell
-from dent.models import load_model
+from dent.models import find_class_names, load_model
 from dent.seeds import generator
 
 
@@ -28,12 +28,14 @@ class Sources:
     given: models in memory, by the name that the evaluation has for them.
     images: likewise, instead of the evaluation's data.
     digests: what the weights must be, where another process said so.
+    class_names: names of the models' outputs; None before they are looked up, () if they are not known.
     """
 
     evaluation: Evaluation
     given: Mapping[str, nn.Module] = field(default_factory=dict)
     images: Dataset | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
     _models: dict[str, nn.Module] = field(default_factory=dict, init=False)
     _subjects: dict[Cell, Subject] = field(default_factory=dict, init=False)
     _dataset: Dataset | None = field(default=None, init=False)
@@ -49,8 +51,21 @@ class Sources:
                 found = open_data(asked.data, n=asked.n, seed=asked.seed)
             if not len(found):
                 raise ValueError(f"expected one image or more, got none in {found.name}")
-            self._dataset = found
+            self._dataset = self._match_classes(found)
         return self._dataset
+
+    def _match_classes(self, dataset: Dataset) -> Dataset:
+        """Return the data with the labels that the models have for classes of these names."""
+        if dataset.has_names and self.class_names is None:
+            known = {name: find_class_names(self.model(name)) for name in self.evaluation.models}
+            known = {name: classes for name, classes in known.items() if classes}
+            if len(set(known.values())) > 1:
+                raise ValueError(
+                    f"expected models with the same classes, got others in {' and '.join(known)}; "
+                    "evaluate each alone"
+                )
+            self.class_names = next(iter(known.values()), None) or ()
+        return dataset.match_classes(self.class_names or dataset.classes, owner="the model")
 
     def model(self, name: str) -> nn.Module:
         if name not in self._models:

@@ -1,4 +1,4 @@
-"""The architectures by name, with the normalization that each is used with."""
+"""The architectures by name, each with its default normalization."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dent.models.imagenet import resnet50
 from dent.models.normalization import (
     CIFAR_MEAN,
     CIFAR_STD,
@@ -16,15 +15,22 @@ from dent.models.normalization import (
     IMAGENET_STD,
     Normalized,
 )
-from dent.models.preact import preact_resnet18, preact_resnet18_bn
-from dent.models.resnet import resnet18, resnet20, resnet26_4, resnet32, resnet32_10, resnet56
-from dent.models.wide import wrn_28_4, wrn_28_10, wrn_34_10
+from dent.models.preact import preact_resnet18, preact_resnet18_bn, wrn_28_4, wrn_28_10, wrn_34_10
+from dent.models.resnet import (
+    resnet18,
+    resnet20,
+    resnet26_4,
+    resnet32,
+    resnet32_10,
+    resnet50,
+    resnet56,
+)  # fmt: skip
 from dent.names import lookup
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network without weights: how it is made, and its defaults."""
+    """A network without weights: the function that makes it, and its defaults."""
 
     make: Callable[[int], nn.Module]
     summary: str
@@ -37,8 +43,8 @@ MODELS: dict[str, Architecture] = {
     "resnet20": Architecture(resnet20, "ResNet-20 for 32 x 32 images (He et al., 2016)"),
     "resnet32": Architecture(resnet32, "ResNet-32 for 32 x 32 images (He et al., 2016)"),
     "resnet56": Architecture(resnet56, "ResNet-56 for 32 x 32 images (He et al., 2016)"),
-    "resnet26-4": Architecture(resnet26_4, "ResNet-26-4, of the paper's ablations"),
-    "resnet32-10": Architecture(resnet32_10, "ResNet-32-10, of the paper"),
+    "resnet26-4": Architecture(resnet26_4, "ResNet-26-4, the network of the paper's ablations"),
+    "resnet32-10": Architecture(resnet32_10, "ResNet-32-10, the paper's larger network"),
     "resnet18": Architecture(resnet18, "ResNet-18 for 32 x 32 images, as on RobustBench"),
     "preact-resnet18": Architecture(
         preact_resnet18, "PreActResNet-18, as on RobustBench (Wong et al., 2020)"
@@ -50,7 +56,7 @@ MODELS: dict[str, Architecture] = {
     "wrn-28-10": Architecture(wrn_28_10, "WRN-28-10 (Zagoruyko and Komodakis, 2016)"),
     "wrn-34-10": Architecture(wrn_34_10, "WRN-34-10 (Zagoruyko and Komodakis, 2016)"),
     "resnet50": Architecture(
-        resnet50, "ResNet-50 for ImageNet, torchvision's", 1000, IMAGENET_MEAN, IMAGENET_STD
+        resnet50, "ResNet-50 for ImageNet, as in torchvision", 1000, IMAGENET_MEAN, IMAGENET_STD
     ),
 }
 
@@ -62,23 +68,24 @@ def build(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
 ) -> Normalized:
-    """A network to train: random weights by torch's current seed, normalization included.
+    """Return a network with random weights, drawn by torch's current seed, and its normalization.
 
-    `classes` is 10, or 1000 for ImageNet's; `mean` and `std` are those of the architecture's data.
+    classes: number of classes (default: 10, or 1000 for ImageNet).
+    mean, std: normalization (default: that of CIFAR-10 or ImageNet).
 
     >>> model = build("resnet20", classes=4)
     >>> model(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 4])
     """
     entry = lookup("architecture", architecture, MODELS)
-    mean, std = pair(mean, std) or (entry.mean, entry.std)
+    mean, std = check_pair(mean, std) or (entry.mean, entry.std)
     classes = entry.classes if classes is None else classes
     check_classes(classes)
     return Normalized(entry.make(classes), mean, std)
 
 
 def check_classes(classes: int) -> None:
-    """Refuse what is no number of classes."""
+    """Raise ValueError if `classes` is no number of classes."""
     if not isinstance(classes, int) or isinstance(classes, bool) or classes < 1:
         raise ValueError(f"expected classes as a whole number of at least 1, got {classes!r}")
 
@@ -86,8 +93,8 @@ def check_classes(classes: int) -> None:
 Values = float | Sequence[float]
 
 
-def pair(mean: Values | None, std: Values | None) -> tuple[Values, Values] | None:
-    """Both of them, or None if neither was given: half a normalization is an oversight."""
+def check_pair(mean: Values | None, std: Values | None) -> tuple[Values, Values] | None:
+    """Return both, or None if neither was given. Raise ValueError if only one was given."""
     if mean is None and std is None:
         return None
     if mean is None or std is None:
@@ -95,10 +102,10 @@ def pair(mean: Values | None, std: Values | None) -> tuple[Values, Values] | Non
     return mean, std
 
 
-def parameters(make: Callable[[], nn.Module]) -> int:
-    """How many parameters a network has, without room for them.
+def count_parameters(make: Callable[[], nn.Module]) -> int:
+    """Return the number of parameters of a network, without allocating them.
 
-    >>> parameters(resnet20)
+    >>> count_parameters(resnet20)
     269722
     """
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Checkpoints: read without running what is in them, and fitted to a network key for key."""
+"""Checkpoints: read without running code in them, and loaded into a network key for key."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-NESTS = ("state_dict", "model_state_dict", "model", "net")  # where a state dict is found in a checkpoint
-PREFIXES = ("module.", "model.", "net.", "_orig_mod.")  # of wrappers: parallel, normalized, compiled
-# Under which names a checkpoint stores its normalization, if it does.
+NESTS = ("state_dict", "model_state_dict", "model", "net")  # entries that may hold the state dict
+PREFIXES = (
+    "module.",
+    "model.",
+    "net.",
+    "_orig_mod.",
+)  # added by wrappers
+# The names under which a checkpoint may store its normalization.
 STORED = (("mu", "sigma"), ("mean", "std"), ("normalize.mean", "normalize.std"))
 
 State = dict[str, Tensor]
 
 
-def read(file: str | Path | IO[bytes], *, source: str = "") -> Any:
-    """What `torch.save` wrote: tensors, numbers, text and containers of them; code is never run."""
+def read_checkpoint(file: str | Path | IO[bytes], *, source: str = "") -> Any:
+    """Return what `torch.save` wrote: tensors, numbers, text and containers of them. Never run code."""
     source = source or str(file)
     if isinstance(file, str | Path):
         if not Path(file).exists():
@@ -30,14 +35,14 @@ def read(file: str | Path | IO[bytes], *, source: str = "") -> Any:
             raise ValueError(f"expected a checkpoint at {source}, but it is not a file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on foreign pickles, which end in an error anyway
+            warnings.simplefilter("ignore")  # of foreign pickles, which end in an error anyway
             return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the bytes lead torch into: it does not promise a type
+    except Exception as error:  # torch does not promise a type for broken files
         found = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.PickleError) else None
         if found is not None:
             raise ValueError(
                 f"{source} holds more than tensors: {found[1]!r}, which could run code, so nothing of"
-                " it was loaded; where you trust it, load it by torch yourself and save only the"
+                " it was loaded; if you trust it, load it with torch yourself and save only the"
                 " state dict"
             ) from error
         raise ValueError(
@@ -46,10 +51,10 @@ def read(file: str | Path | IO[bytes], *, source: str = "") -> Any:
         ) from error
 
 
-def state_in(content: Any, *, source: str) -> State:
-    """The state dict in a checkpoint, whether it is all of it or one entry.
+def find_state(content: Any, *, source: str) -> State:
+    """Return the state dict in a checkpoint, which is all of it or one entry.
 
-    >>> sorted(state_in({"epoch": 3, "net": {"weight": torch.ones(2)}}, source="a.pt"))
+    >>> sorted(find_state({"epoch": 3, "net": {"weight": torch.ones(2)}}, source="a.pt"))
     ['weight']
     """
     for nest in (None, *NESTS):
@@ -65,11 +70,11 @@ def state_in(content: Any, *, source: str) -> State:
     )
 
 
-def normalization_in(state: State) -> tuple[State, tuple[list[float], list[float]] | None]:
-    """The state dict without its wrappers' names, and the normalization that it stored, if it did.
+def split_normalization(state: State) -> tuple[State, tuple[list[float], list[float]] | None]:
+    """Return the state dict without prefixes of wrappers, and its normalization or None.
 
     >>> state = {"module.mu": torch.zeros(1, 3, 1, 1), "module.sigma": torch.ones(1, 3, 1, 1)}
-    >>> normalization_in({**state, "module.fc.bias": torch.ones(2)})
+    >>> split_normalization({**state, "module.fc.bias": torch.ones(2)})
     ({'fc.bias': tensor([1., 1.])}, ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]))
     """
     rest, stored = dict(state), None
@@ -83,17 +88,17 @@ def normalization_in(state: State) -> tuple[State, tuple[list[float], list[float
         rest = {key.removeprefix(shared[0]): value for key, value in rest.items()}
 
 
-def fit(net: nn.Module, state: State, *, source: str) -> None:
-    """Load `state` into `net`, key for key, or say all that does not fit.
+def load_state(net: nn.Module, state: State, *, source: str) -> None:
+    """Load `state` into `net`, key for key. Raise ValueError with everything that does not fit.
 
-    >>> fit(nn.Linear(2, 1), {"weight": torch.ones(1, 3), "scale": torch.ones(1)}, source="a.pt")
+    >>> load_state(nn.Linear(2, 1), {"weight": torch.ones(1, 3), "scale": torch.ones(1)}, source="a.pt")
     Traceback (most recent call last):
     ...
     ValueError: a.pt does not fit Linear; missing (1): bias; unexpected (1): scale; of another shape \
 (1): weight (expected (1, 2), got (1, 3)); check the architecture and the number of classes
     """
     wanted = net.state_dict()
-    # Checkpoints of torch before 0.4.1 have no counters, and nothing that predicts reads them.
+    # Checkpoints of torch before 0.4.1 have no counters, and prediction does not need them.
     counters = {key for key in wanted if key.endswith("num_batches_tracked") and key not in state}
     faults = {
         "missing": [key for key in wanted if key not in state and key not in counters],
@@ -116,14 +121,14 @@ def fit(net: nn.Module, state: State, *, source: str) -> None:
     net.load_state_dict({**state, **{key: torch.zeros_like(wanted[key]) for key in counters}})
 
 
-def filled(
+def make_network(
     make: Callable[[], nn.Module], state: State, *, source: str, device: str | torch.device = "cpu"
 ) -> nn.Module:
-    """The network that `make` makes, with `state` in it; random weights are neither made nor drawn."""
+    """Return the network that `make` makes, with the weights of `state`. Draw no random weights."""
     with torch.device("meta"):
         net = make()
     net.to_empty(device=device)
-    fit(net, state, source=source)
+    load_state(net, state, source=source)
     return net
 
 

@@ -1,4 +1,4 @@
-"""Normalization of the input as a part of the model, so that attacks and data work in [0, 1]."""
+"""Normalization of the input inside the model, so that attacks and data work in [0, 1]."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Normalized(nn.Module):
-    """`model` on (inputs - mean) / std; a number, or one for each channel.
+    """A model that gets (inputs - mean) / std. Both are a number, or one for each channel.
 
-    `mean` and `std` move with the model, and are not part of its state dict: that one holds what is
-    learned, under `model.`, and fits whether or not a checkpoint stored its normalization.
+    `mean` and `std` move with the model, but are not in its state dict. That has only what is learned,
+    under `model.`, so it fits whether or not a checkpoint stored its normalization.
+
+    `class_names` are the names of the outputs in their order, or None if they are not known.
 
     >>> Normalized(nn.Flatten(), mean=0.5, std=0.25)(torch.full((1, 1, 1, 1), 1.0))
     tensor([[2.]])
@@ -24,13 +26,14 @@ class Normalized(nn.Module):
 
     mean: Tensor
     std: Tensor
+    class_names: tuple[str, ...] | None = None
 
     def __init__(
         self, model: nn.Module, mean: float | Sequence[float], std: float | Sequence[float]
     ) -> None:
         super().__init__()
         self.model = model
-        means, stds = channels("mean", mean), channels("std", std)
+        means, stds = read_channels("mean", mean), read_channels("std", std)
         if len(means) != len(stds) and 1 not in (len(means), len(stds)):
             raise ValueError(
                 f"expected as many means as stds, got {len(means)} and {len(stds)};"
@@ -45,21 +48,24 @@ class Normalized(nn.Module):
         return getattr(self.model, "independent", None)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images (N, C, H, W) in [0, 1] to what the model makes of them."""
+        """Return the model's logits of images (N, C, H, W) in [0, 1]."""
         expected = max(len(self.mean), len(self.std))
         if expected > 1 and inputs.shape[-3] != expected:  # else a gray image would become a color one
             raise ValueError(f"expected {expected} channels, got inputs {tuple(inputs.shape)}")
         return self.model((inputs - self.mean) / self.std)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        mean, std = (list(map(_short, values.flatten())) for values in (self.mean, self.std))
+        mean, std = (
+            [round(float(value), 4) for value in values.flatten()] for values in (self.mean, self.std)
+        )
         return f"mean={mean}, std={std}"
 
 
 class PerImageNormalized(nn.Module):
-    """`model` on each image less its own mean, over its own standard deviation (of all d values).
+    """A model that gets each image minus its own mean, divided by its own standard deviation.
 
-    The deviation is taken to be at least 1 / sqrt(d), so that a constant image becomes zero.
+    Both are over all d values of the image. The deviation is at least 1 / sqrt(d), so that a constant
+    image becomes zero.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -72,17 +78,17 @@ class PerImageNormalized(nn.Module):
         return getattr(self.model, "independent", None)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images (N, C, H, W) to what the model makes of them."""
+        """Return the model's logits of images (N, C, H, W)."""
         variance, mean = torch.var_mean(inputs, (1, 2, 3), keepdim=True)
-        # The floor under the root, so that the gradient at a constant image is finite.
+        # The bound is inside the root, so that the gradient of a constant image is finite.
         std = variance.clamp(min=1 / inputs.shape[1:].numel()).sqrt()
         return self.model((inputs - mean) / std)  # type: ignore[no-any-return]
 
 
-def channels(kind: str, value: float | Sequence[float]) -> list[float]:
-    """`value` as one number for each channel, checked.
+def read_channels(kind: str, value: float | Sequence[float]) -> list[float]:
+    """Return `value` as one number for each channel. Raise ValueError if it is not.
 
-    >>> channels("std", (0.5, 0.0))
+    >>> read_channels("std", (0.5, 0.0))
     Traceback (most recent call last):
     ...
     ValueError: expected std as finite numbers above 0, one for each channel, got (0.5, 0.0)
@@ -98,7 +104,3 @@ def channels(kind: str, value: float | Sequence[float]) -> list[float]:
     if not values or not all(map(math.isfinite, values)) or (kind == "std" and min(values) <= 0):
         raise wrong
     return values
-
-
-def _short(value: Tensor) -> float:
-    return round(float(value), 4)

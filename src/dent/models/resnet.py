@@ -1,4 +1,4 @@
-"""Residual networks for 32 x 32 images (He et al., 2016), narrow and wide, post-activation."""
+"""Residual networks (He et al., 2016): for 32 x 32 images, narrow and wide, and ResNet-50."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 
 class CifarResNet(nn.Module):
-    """A stem and three or four stages of basic blocks; every stage but the first halves the image.
+    """A stem and three or four stages of basic blocks. Every stage but the first halves the image.
 
-    Where a block changes the shape, its shortcut is a 1x1 convolution with normalization, or
-    (`projection=False`, only where the width does not change in the first stage) every second pixel
-    with zero channels added on both sides.
+    Where a block changes the shape, its shortcut is a 1x1 convolution with normalization. With
+    `projection=False` (only for networks whose first stage does not change the width) it is every
+    second pixel, with zero channels added on both sides.
     """
 
     independent = True  # no answer depends on the rest of the batch
@@ -40,10 +40,10 @@ class CifarResNet(nn.Module):
         self.layer1, self.layer2, self.layer3, *fourth = layers
         self.layer4 = fourth[0] if fourth else nn.Identity()
         self.linear = nn.Linear(channels, classes)
-        he(self)
+        init_he(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Images (N, 3, H, W) to logits (N, classes)."""
+        """Return the logits (N, classes) of images (N, 3, H, W)."""
         features = F.relu(self.bn1(self.conv1(inputs)))
         features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
         return self.linear(features.mean((2, 3)))  # type: ignore[no-any-return]
@@ -77,10 +77,10 @@ class _EverySecondPixel(nn.Module):
         return F.pad(features[:, :, ::2, ::2], (0, 0, 0, 0, self.padding, self.padding))
 
 
-def he(net: nn.Module) -> None:
-    """Convolutions start as He et al. (2015) have it: the scale of gradients survives the depth."""
+def init_he(net: nn.Module) -> None:
+    """Draw the weights of convolutions as He et al. (2015), so that gradients keep their scale."""
     for module in net.modules():
-        # On the meta device there is nothing to draw, and torch would load its compiler for it.
+        # On the meta device there is nothing to draw, and torch would load its compiler to do so.
         if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
@@ -129,3 +129,61 @@ def resnet32_10(classes: int = 10) -> CifarResNet:
 def resnet18(classes: int = 10) -> CifarResNet:
     """ResNet-18 for 32 x 32 images, as on RobustBench: 11.2 million parameters."""
     return CifarResNet(2, stem=64, stages=4, classes=classes)
+
+
+class ResNet50(nn.Module):
+    """A 7x7 stem with pooling and four stages of 3, 4, 6 and 3 bottlenecks, with torchvision's keys.
+
+    The stride is in the 3x3 convolution of a bottleneck ("v1.5"), as in torchvision's checkpoints.
+    """
+
+    independent = True  # no answer depends on the rest of the batch
+
+    def __init__(self, *, classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.layer1 = _stack_bottlenecks(64, 64, 1, 3)
+        self.layer2 = _stack_bottlenecks(256, 128, 2, 4)
+        self.layer3 = _stack_bottlenecks(512, 256, 2, 6)
+        self.layer4 = _stack_bottlenecks(1024, 512, 2, 3)
+        self.fc = nn.Linear(2048, classes)
+        init_he(self)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the logits (N, classes) of images (N, 3, H, W)."""
+        features = F.max_pool2d(F.relu(self.bn1(self.conv1(inputs))), 3, 2, padding=1)
+        features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
+        return self.fc(features.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class _Bottleneck(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.downsample: nn.Module | None = None
+        if channels != 4 * width:
+            conv = nn.Conv2d(channels, 4 * width, 1, stride, bias=False)
+            self.downsample = nn.Sequential(conv, nn.BatchNorm2d(4 * width))
+
+    def forward(self, features: Tensor) -> Tensor:
+        residual = F.relu(self.bn1(self.conv1(features)))
+        residual = self.bn3(self.conv3(F.relu(self.bn2(self.conv2(residual)))))
+        if self.downsample is not None:
+            features = self.downsample(features)
+        return F.relu(residual + features)
+
+
+def _stack_bottlenecks(channels: int, width: int, stride: int, blocks: int) -> nn.Sequential:
+    first = _Bottleneck(channels, width, stride)
+    return nn.Sequential(first, *(_Bottleneck(4 * width, width, 1) for _ in range(blocks - 1)))
+
+
+def resnet50(classes: int = 1000) -> ResNet50:
+    """ResNet-50 for ImageNet: 25.6 million parameters."""
+    return ResNet50(classes=classes)

@@ -1,7 +1,7 @@
-"""Models of RobustBench (Croce et al., 2021) by their ids: those of the paper's tables.
+"""The models of RobustBench (Croce et al., 2021) in the paper's tables, by their ids.
 
-Where the package `robustbench` can be imported, it loads them. Elsewhere the published checkpoint
-file is loaded into our own architectures, which have the same keys and compute the same.
+The package `robustbench` loads them if it can be imported. Without it, the published checkpoint file is
+loaded into our own architectures, which have the same keys and compute the same.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from dent.intervals import wilson
-from dent.models.checkpoint import filled, normalization_in, read, state_in
-from dent.models.imagenet import ResNet50
+from dent.models.checkpoint import find_state, make_network, read_checkpoint, split_normalization
 from dent.models.normalization import (
     CIFAR_MEAN,
     CIFAR_STD,
@@ -28,15 +27,15 @@ from dent.models.normalization import (
     Normalized,
     PerImageNormalized,
 )
-from dent.models.preact import preact_resnet18, preact_resnet18_bn
-from dent.models.wide import WideResNet
+from dent.models.preact import WideResNet, preact_resnet18, preact_resnet18_bn
+from dent.models.resnet import ResNet50
 from dent.names import lookup
 from dent.storage import find_home
 
 
 @dataclass(frozen=True)
-class Published:
-    """A model of RobustBench: how it is made, and its accuracies there, in percent."""
+class RobustModel:
+    """A model of RobustBench: the function that makes it, and its published accuracies in percent."""
 
     architecture: str
     make: Callable[[], nn.Module]
@@ -56,23 +55,23 @@ _RONY = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))  # the same, as its autho
 _TO_ONE = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # 2x - 1
 _MMA = partial(WideResNet, 28, 4)
 
-# By data set, threat model and id, as RobustBench names them and its files.
-ROBUSTBENCH: dict[str, Published] = {
-    "cifar10/Linf/Wu2020Adversarial_extra": Published("WRN-28-10", _TWICE, "8/255", 88.25, 60.04),
-    "cifar10/Linf/Carmon2019Unlabeled": Published("WRN-28-10", _TWICE, "8/255", 89.69, 59.53),
-    "cifar10/Linf/Sehwag2020Hydra": Published("WRN-28-10", _TWICE, "8/255", 88.98, 57.14),
-    "cifar10/Linf/Wang2020Improving": Published("WRN-28-10", _TWICE, "8/255", 87.50, 56.29),
-    "cifar10/Linf/Hendrycks2019Using": Published("WRN-28-10", _WRN, "8/255", 87.11, 54.92, _TO_ONE),
-    "cifar10/Linf/Wong2020Fast": Published(
+# By data set, threat model and id, as RobustBench names models and files.
+ROBUSTBENCH: dict[str, RobustModel] = {
+    "cifar10/Linf/Wu2020Adversarial_extra": RobustModel("WRN-28-10", _TWICE, "8/255", 88.25, 60.04),
+    "cifar10/Linf/Carmon2019Unlabeled": RobustModel("WRN-28-10", _TWICE, "8/255", 89.69, 59.53),
+    "cifar10/Linf/Sehwag2020Hydra": RobustModel("WRN-28-10", _TWICE, "8/255", 88.98, 57.14),
+    "cifar10/Linf/Wang2020Improving": RobustModel("WRN-28-10", _TWICE, "8/255", 87.50, 56.29),
+    "cifar10/Linf/Hendrycks2019Using": RobustModel("WRN-28-10", _WRN, "8/255", 87.11, 54.92, _TO_ONE),
+    "cifar10/Linf/Wong2020Fast": RobustModel(
         "PreActResNet-18", preact_resnet18, "8/255", 83.34, 43.21, _CIFAR
     ),
-    "cifar10/Linf/Ding2020MMA": Published("WRN-28-4", _MMA, "8/255", 84.36, 41.44, per_image=True),
-    "cifar10/L2/Rice2020Overfitting": Published(
+    "cifar10/Linf/Ding2020MMA": RobustModel("WRN-28-4", _MMA, "8/255", 84.36, 41.44, per_image=True),
+    "cifar10/L2/Rice2020Overfitting": RobustModel(
         "PreActResNet-18", preact_resnet18_bn, "0.5", 88.67, 67.68, _CIFAR
     ),
-    "cifar10/L2/Rony2019Decoupling": Published("WRN-28-10", _WRN, "0.5", 89.05, 66.44, _RONY),
-    "cifar10/L2/Ding2020MMA": Published("WRN-28-4", _MMA, "0.5", 88.02, 66.09, per_image=True),
-    "imagenet/Linf/Wong2020Fast": Published(
+    "cifar10/L2/Rony2019Decoupling": RobustModel("WRN-28-10", _WRN, "0.5", 89.05, 66.44, _RONY),
+    "cifar10/L2/Ding2020MMA": RobustModel("WRN-28-4", _MMA, "0.5", 88.02, 66.09, per_image=True),
+    "imagenet/Linf/Wong2020Fast": RobustModel(
         "ResNet-50",
         ResNet50,
         "4/255",
@@ -89,22 +88,22 @@ DATASETS, THREATS = ("cifar10", "cifar100", "imagenet"), ("Linf", "L2", "corrupt
 def load_robustbench(
     spec: str, *, weights: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> nn.Module:
-    """The model with the id `spec` (see `resolve`), by the package or from its file."""
-    key = resolve(spec)
+    """Return the model with the id `spec` (see `resolve_id`), by the package or from its file."""
+    key = resolve_id(spec)
     if weights == "random":
         entry = lookup("RobustBench model", key, ROBUSTBENCH)
-        return _normalized(entry, entry.make(), None).to(device).eval()
+        return _normalize(entry, entry.make(), None).to(device).eval()
     if weights is None or weights == "pretrained":
-        package, reason = _package()
+        package, reason = _import_package()
         if package is not None:
-            return _by_package(package, key).to(device).eval()
+            return _load_by_package(package, key).to(device).eval()
         if key not in ROBUSTBENCH:
-            known = ", ".join(short_name(key) for key in ROBUSTBENCH)
+            known = ", ".join(shorten_id(key) for key in ROBUSTBENCH)
             raise ValueError(
                 f"unknown RobustBench model {key!r}: without its package ({reason}) dent knows {known};"
                 " others need: pip install 'dent-defense[robustbench]'"
             )
-        weights = _file(key, reason)
+        weights = _find_file(key, reason)
         if "not installed" not in reason:
             warnings.warn(
                 f"robustbench is installed but cannot be used ({reason}); {key} is loaded from"
@@ -113,21 +112,21 @@ def load_robustbench(
             )
     entry = lookup("RobustBench model", key, ROBUSTBENCH)
     source = str(weights)
-    state, stored = normalization_in(state_in(read(weights, source=source), source=source))
-    net = filled(entry.make, state, source=source, device=device)
-    return _normalized(entry, net, stored).to(device).eval()
+    state, stored = split_normalization(find_state(read_checkpoint(weights), source=source))
+    net = make_network(entry.make, state, source=source, device=device)
+    return _normalize(entry, net, stored).to(device).eval()
 
 
-def resolve(spec: str) -> str:
-    """`data set/threat model/id` from an id with both, one or none of them before it.
+def resolve_id(spec: str) -> str:
+    """Return `data set/threat model/id` for an id with both, one or none of them before it.
 
-    What is left out is the first entry of the table that fits: CIFAR-10 before ImageNet, and Linf
-    before L2. So a bare id means Linf, unless the table has it for L2 only (`Rice2020Overfitting`,
-    whose Linf model, a WRN-34-20, is not in it).
+    The first entry of the table that fits decides what was left out: CIFAR-10 before ImageNet, and Linf
+    before L2. So an id alone means Linf, unless the table has it only for L2 (`Rice2020Overfitting`,
+    whose Linf model, a WRN-34-20, is not in the table).
 
-    >>> resolve("Ding2020MMA"), resolve("L2/Ding2020MMA")
+    >>> resolve_id("Ding2020MMA"), resolve_id("L2/Ding2020MMA")
     ('cifar10/Linf/Ding2020MMA', 'cifar10/L2/Ding2020MMA')
-    >>> resolve("Rice2020Overfitting"), resolve("imagenet/Wong2020Fast")
+    >>> resolve_id("Rice2020Overfitting"), resolve_id("imagenet/Wong2020Fast")
     ('cifar10/L2/Rice2020Overfitting', 'imagenet/Linf/Wong2020Fast')
     """
     *given, name = spec.split("/")
@@ -147,24 +146,26 @@ def resolve(spec: str) -> str:
     return f"{dataset}/{threat}/{name}"
 
 
-def short_name(key: str) -> str:
-    """The shortest that `load_model` takes for this entry and no other.
+def shorten_id(key: str) -> str:
+    """Return the shortest name that `load_model` takes for this entry and no other.
 
-    >>> short_name("cifar10/L2/Ding2020MMA"), short_name("cifar10/L2/Rony2019Decoupling")
+    >>> shorten_id("cifar10/L2/Ding2020MMA"), shorten_id("cifar10/L2/Rony2019Decoupling")
     ('robustbench:L2/Ding2020MMA', 'robustbench:Rony2019Decoupling')
     """
     dataset, threat, name = key.split("/")
-    shorter = [spec for spec in (name, f"{threat}/{name}", f"{dataset}/{name}") if resolve(spec) == key]
+    shorter = [
+        spec for spec in (name, f"{threat}/{name}", f"{dataset}/{name}") if resolve_id(spec) == key
+    ]
     return f"robustbench:{shorter[0] if shorter else key}"
 
 
-def folders() -> list[Path]:
-    """Where published checkpoint files are looked for, in RobustBench's layout: here, and per user."""
+def list_folders() -> list[Path]:
+    """Return the folders where published checkpoint files are searched for, in RobustBench's layout."""
     return [Path("models"), find_home() / "models"]
 
 
-def published(entry: Published) -> list[dict[str, Any]]:
-    """The accuracies that RobustBench gives, each with its number of images and 95 % interval."""
+def list_accuracies(entry: RobustModel) -> list[dict[str, Any]]:
+    """Return the accuracies that RobustBench reports, each with its n and 95 % interval."""
     rows = []
     for what, percent in {"natural": entry.clean, "AutoAttack": entry.robust}.items():
         low, high = wilson(round(entry.n * percent / 100), entry.n)
@@ -174,33 +175,33 @@ def published(entry: Published) -> list[dict[str, Any]]:
     return rows
 
 
-def _package() -> tuple[Any, str]:
+def _import_package() -> tuple[Any, str]:
     try:
         return import_module("robustbench"), ""
     except ModuleNotFoundError as error:
         return None, "not installed" if error.name == "robustbench" else str(error)
-    except Exception as error:  # whatever its own imports raise: torchvision's is no ImportError
+    except Exception as error:  # its own imports may raise anything; torchvision's is no ImportError
         return None, f"{type(error).__name__}: {error}"
 
 
-def _by_package(package: Any, key: str) -> nn.Module:
+def _load_by_package(package: Any, key: str) -> nn.Module:
     dataset, threat, name = key.split("/")
-    places = [folder for folder in folders() if (folder / f"{key}.pt").is_file()]
-    folder = (places or folders()[-1:])[0]
+    places = [folder for folder in list_folders() if (folder / f"{key}.pt").is_file()]
+    folder = (places or list_folders()[-1:])[0]
     try:
         model: nn.Module = package.load_model(
             model_name=name, model_dir=folder, dataset=dataset, threat_model=threat
         )
     except KeyError as error:
         raise ValueError(
-            f"robustbench has no model {name!r} for {dataset} and {threat}; give both where they are"
-            " others: robustbench:cifar10/L2/ID"
+            f"robustbench has no model {name!r} for {dataset} and {threat}; if you mean others, give"
+            " both: robustbench:cifar10/L2/ID"
         ) from error
     return model
 
 
-def _file(key: str, reason: str) -> Path:
-    places = [folder / f"{key}.pt" for folder in folders()]
+def _find_file(key: str, reason: str) -> Path:
+    places = [folder / f"{key}.pt" for folder in list_folders()]
     for place in places:
         if place.is_file():
             return place
@@ -212,8 +213,8 @@ def _file(key: str, reason: str) -> Path:
     )
 
 
-def _normalized(
-    entry: Published, net: nn.Module, stored: tuple[list[float], list[float]] | None
+def _normalize(
+    entry: RobustModel, net: nn.Module, stored: tuple[list[float], list[float]] | None
 ) -> nn.Module:
     if entry.per_image:
         return PerImageNormalized(net)

@@ -1,11 +1,11 @@
-"""Weights that come with dent: for each a file, and a card that says what it is."""
+"""Weights that come with dent: for each model a file, and a card that describes it."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dent.models.architectures import MODELS
-from dent.models.checkpoint import filled, normalization_in, read, state_in
+from dent.models.checkpoint import find_state, make_network, read_checkpoint, split_normalization
 from dent.models.normalization import Normalized
 from dent.names import lookup
 
@@ -23,7 +23,7 @@ FOLDER: Traversable = files("dent.models") / "weights"
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a shipped model; `accuracies` has what, n, percent, low and high."""
+    """The description of a shipped model; each of `accuracies` has what, n, percent, low and high."""
 
     name: str
     architecture: str
@@ -34,24 +34,26 @@ class Card:
     data: Any
     accuracies: list[dict[str, Any]]
     sha256: str
+    labels: list[str] | None = None  # class names in the order of the outputs
+    precision: str = "float32"  # of the stored parameters; the loaded model is float32
 
 
-def cards(folder: Traversable | None = None) -> dict[str, Card]:
-    """The shipped models by name: every card in the folder whose weights are there."""
+def read_cards(folder: Traversable | None = None) -> dict[str, Card]:
+    """Return the shipped models by name: every card in the folder whose weights are there."""
     folder = FOLDER if folder is None else folder
     if not folder.is_dir():
         return {}
     names = {file.name for file in folder.iterdir()}
     stems = sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
-    return {stem: _card(folder, stem) for stem in stems if f"{stem}.pt" in names}
+    return {stem: _read_card(folder, stem) for stem in stems if f"{stem}.pt" in names}
 
 
 def load_shipped(
     name: str, *, device: str | torch.device = "cpu", folder: Traversable | None = None
 ) -> Normalized:
-    """The shipped model called `name`, its weights checked against the card."""
+    """Return the shipped model called `name` in float32. Raise ValueError if its file was altered."""
     folder = FOLDER if folder is None else folder
-    card = lookup("shipped model", name, cards(folder))
+    card = lookup("shipped model", name, read_cards(folder))
     content = (folder / f"{name}.pt").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if digest != card.sha256:
@@ -61,17 +63,22 @@ def load_shipped(
         )
     make = partial(lookup("architecture", card.architecture, MODELS).make, card.classes)
     source = f"{name}.pt"
-    state, _ = normalization_in(state_in(read(io.BytesIO(content), source=source), source=source))
-    net = filled(make, state, source=source, device=device)
-    return Normalized(net, card.normalization["mean"], card.normalization["std"]).to(device).eval()
+    stored = read_checkpoint(io.BytesIO(content), source=source)
+    state, _ = split_normalization(find_state(stored, source=source))
+    net = make_network(make, state, source=source, device=device)
+    model = Normalized(net, card.normalization["mean"], card.normalization["std"])
+    model.class_names = tuple(card.labels) if card.labels else None
+    return model.to(device).eval()
 
 
-def _card(folder: Traversable, stem: str) -> Card:
+def _read_card(folder: Traversable, stem: str) -> Card:
+    needed = [field.name for field in fields(Card) if field.default is MISSING]
     try:
         content = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
-        return Card(**{field.name: content[field.name] for field in fields(Card)})
+        known = {field.name: content[field.name] for field in fields(Card) if field.name in content}
+        return Card(**{name: content[name] for name in needed} | known)
     except (ValueError, KeyError, TypeError) as error:
-        expected = ", ".join(field.name for field in fields(Card))
         raise ValueError(
-            f"{stem}.json is no card: expected JSON with {expected}; {type(error).__name__}: {error}"
+            f"{stem}.json is no card: expected JSON with {', '.join(needed)}; "
+            f"{type(error).__name__}: {error}"
         ) from error

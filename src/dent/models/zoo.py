@@ -1,4 +1,4 @@
-"""All models by name: shipped, of RobustBench, timm and torchvision, from a file, or the user's own."""
+"""Load any model by name: shipped, RobustBench, timm, torchvision, a file, or the user's own."""
 
 from __future__ import annotations
 
@@ -11,20 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from dent.models.architectures import MODELS, Values, build, check_classes, pair, parameters
-from dent.models.checkpoint import filled, normalization_in, read, state_in
-from dent.models.external import load_external, load_into
+from dent.models.architectures import MODELS, Values, build, check_classes, check_pair, count_parameters
+from dent.models.checkpoint import find_state, make_network, read_checkpoint, split_normalization
+from dent.models.external import load_external, load_file
 from dent.models.normalization import Normalized
-from dent.models.robustbench import (
-    ROBUSTBENCH,
-    load_robustbench,
-    published,
-    short_name,
-)
-from dent.models.shipped import cards, load_shipped
+from dent.models.robustbench import ROBUSTBENCH, list_accuracies, load_robustbench, shorten_id
+from dent.models.shipped import load_shipped, read_cards
 from dent.names import import_function, lookup
 
-ENDINGS = (".pt", ".pth", ".th", ".ckpt", ".tar")  # of checkpoint files
+ENDINGS = (".pt", ".pth", ".th", ".ckpt", ".tar")  # suffixes of checkpoint files
 
 
 def load_model(
@@ -36,31 +31,31 @@ def load_model(
     std: Values | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
-    """A classifier from images in [0, 1], (N, C, H, W), to logits, in evaluation mode.
+    """Return a classifier in evaluation mode: images in [0, 1], (N, C, H, W), to logits.
 
     `name` is one of
 
     - a shipped model, such as `resnet20-at`;
-    - an architecture of `MODELS` with `weights`: a checkpoint file, or "random";
-    - a model of RobustBench: `robustbench:Carmon2019Unlabeled`, or the id alone. Where an id stands
-      for several, CIFAR-10 and Linf are meant: say `robustbench:L2/Ding2020MMA` or
-      `robustbench:imagenet/Linf/Wong2020Fast` for others. `weights` is its published file, if the
-      package `robustbench` is not to fetch it;
+    - an architecture of `MODELS`, with `weights`: a checkpoint file, or "random";
+    - a model of RobustBench: `robustbench:Carmon2019Unlabeled`, or the id alone. If an id has several
+      models, it means CIFAR-10 and Linf. Write `robustbench:L2/Ding2020MMA` or
+      `robustbench:imagenet/Linf/Wong2020Fast` for the others. Give the published file as `weights`
+      if the package `robustbench` should not download it;
     - `timm:NAME` or `torchvision:NAME`, pretrained unless `weights` is a file or "random";
     - a checkpoint that `dent train` wrote;
-    - `package.module:function`, called without arguments, which returns a module; the current
-      folder is searched as well.
+    - `package.module:function`, a function without arguments that returns a module. The current
+      folder is searched too.
 
-    `mean` and `std`, a number or one for each channel, normalize the inputs inside the model. Left
-    out, they are those stored in the checkpoint, else those of the architecture; a function of
-    yours does its own. `mean=0, std=1` is none.
+    `mean` and `std`, a number or one for each channel, normalize the inputs inside the model. By
+    default they are those stored in the checkpoint, else those of the architecture. A function of
+    yours does its own. `mean=0, std=1` means no normalization.
 
     >>> model = load_model("resnet20", weights="random", classes=4)
     >>> model(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 4])
     """
     name = str(name)
-    given = pair(mean, std)
+    given = check_pair(mean, std)
     if classes is not None:
         check_classes(classes)
     library, _, rest = name.partition(":")
@@ -68,7 +63,7 @@ def load_model(
         return load_external(
             library, rest, weights=weights, classes=classes, mean=mean, std=std, device=device
         )
-    if name in (shipped := cards()):
+    if name in (shipped := read_cards()):
         _refuse(name, weights=weights, classes=classes, mean=mean)
         return load_shipped(name, device=device)
     if name in MODELS:
@@ -79,16 +74,16 @@ def load_model(
             )
         if weights == "random":
             return build(name, classes=classes, mean=mean, std=std).to(device).eval()
-        return _from_file(weights, name, classes, given, device)
-    if library == "robustbench" or name in _ids():
+        return _load_file(weights, name, classes, given, device)
+    if library == "robustbench" or name in _list_ids():
         _refuse(name, classes=classes, mean=mean)
         return load_robustbench(name.removeprefix("robustbench:"), weights=weights, device=device)
     if name.endswith(ENDINGS) or Path(name).is_file():
         _refuse(name, weights=weights)
-        return _from_file(name, None, classes, given, device)
+        return _load_file(name, None, classes, given, device)
     if ":" in name:
-        return _from_function(name, weights, classes, given, device)
-    known = [*shipped, *MODELS, *_ids()]
+        return _load_function(name, weights, classes, given, device)
+    known = [*shipped, *MODELS, *_list_ids()]
     near = " or ".join(map(repr, get_close_matches(name, known)))
     raise ValueError(
         f"unknown model {name!r}; {f'did you mean {near}? ' if near else ''}Expected one of:"
@@ -97,20 +92,39 @@ def load_model(
     )
 
 
-def model_table() -> list[dict[str, Any]]:
-    """A row for each model: what it is, what it needs, and the accuracies published for it.
+def find_class_names(model: str | Path | nn.Module) -> tuple[str, ...] | None:
+    """Return the names of a model's outputs in their order, or None if they are not known.
+
+    Shipped models and checkpoints of `dent train` have names. A module has them if it has an attribute
+    `class_names`.
+
+    >>> find_class_names("resnet20-at")[:3], find_class_names("timm:resnet18")
+    (('airplane', 'automobile', 'bird'), None)
+    """
+    names: Any = None
+    if isinstance(model, nn.Module):
+        names = getattr(model, "class_names", None)
+    elif str(model) in (shipped := read_cards()):
+        names = shipped[str(model)].labels
+    elif str(model) not in MODELS and Path(model).is_file():
+        names = _describe(read_checkpoint(model)).get("labels")
+    return None if names is None else tuple(map(str, names))
+
+
+def list_models() -> list[dict[str, Any]]:
+    """Return a row for each model: what it is, what it needs, and its published accuracies.
 
     Keys: name, summary, architecture, parameters, norm, eps, needs, and accuracies, a list of
     what, n, percent, low and high. The last rows are forms of names, without parameters.
 
-    >>> [row["needs"] for row in model_table() if row["name"] == "wrn-28-10"]
+    >>> [row["needs"] for row in list_models() if row["name"] == "wrn-28-10"]
     ['weights or training']
     """
     rows = []
-    for name, card in cards().items():
+    for name, card in read_cards().items():
         make = partial(lookup("architecture", card.architecture, MODELS).make, card.classes)
         rows.append(
-            _row(name, card.summary, card.architecture, parameters(make), "ships with dent")
+            _make_row(name, card.summary, card.architecture, count_parameters(make), "ships with dent")
             | {"accuracies": card.accuracies}
         )
     for key, entry in ROBUSTBENCH.items():
@@ -120,31 +134,33 @@ def model_table() -> list[dict[str, Any]]:
         summary += f", {entry.note}" if entry.note else ""
         needs = "robustbench or its checkpoint file"
         rows.append(
-            _row(short_name(key), summary, entry.architecture, parameters(entry.make), needs)
-            | {"norm": threat.lower(), "eps": entry.eps, "accuracies": published(entry)}
+            _make_row(shorten_id(key), summary, entry.architecture, count_parameters(entry.make), needs)
+            | {"norm": threat.lower(), "eps": entry.eps, "accuracies": list_accuracies(entry)}
         )
     for name, architecture in MODELS.items():
-        count = parameters(partial(architecture.make, architecture.classes))
-        rows.append(_row(name, architecture.summary, name, count, "weights or training"))
+        count = count_parameters(partial(architecture.make, architecture.classes))
+        rows.append(_make_row(name, architecture.summary, name, count, "weights or training"))
     forms = {
         "timm:NAME": ("a model of timm", "dent-defense[timm]"),
         "torchvision:NAME": ("a model of torchvision", "dent-defense[torchvision]"),
         "FILE.pt": ("a checkpoint that dent train wrote", "the file"),
         "package.module:function": ("your own, made by a function of yours", "the module"),
     }
-    return rows + [_row(name, summary, "", None, needs) for name, (summary, needs) in forms.items()]
+    return rows + [_make_row(name, summary, "", None, needs) for name, (summary, needs) in forms.items()]
 
 
-def _row(name: str, summary: str, architecture: str, count: int | None, needs: str) -> dict[str, Any]:
+def _make_row(
+    name: str, summary: str, architecture: str, count: int | None, needs: str
+) -> dict[str, Any]:
     about = {"name": name, "summary": summary, "architecture": architecture, "parameters": count}
     return about | {"norm": None, "eps": None, "needs": needs, "accuracies": []}
 
 
-def _ids() -> list[str]:
+def _list_ids() -> list[str]:
     return list(dict.fromkeys(key.rpartition("/")[2] for key in ROBUSTBENCH))
 
 
-def _from_file(
+def _load_file(
     weights: str | Path,
     architecture: str | None,
     classes: int | None,
@@ -152,9 +168,9 @@ def _from_file(
     device: str | torch.device,
 ) -> Normalized:
     source = str(weights)
-    content = read(weights)
-    state, stored = normalization_in(state_in(content, source=source))
-    about = _about(content, source)
+    content = read_checkpoint(weights)
+    state, stored = split_normalization(find_state(content, source=source))
+    about = _describe(content)
     if architecture is None and "architecture" not in about:
         raise ValueError(
             f"{source} does not say its architecture; give it: load_model('resnet20', weights="
@@ -163,29 +179,31 @@ def _from_file(
     name = str(about.get("architecture", architecture))
     if architecture not in (None, name):
         raise ValueError(f"{source} is a checkpoint of {name}, not of {architecture}")
-    if ":" in name:  # a file is not to choose which code is run: its reader is
+    if ":" in name:  # the reader chooses which code is run, never a file
         raise ValueError(f"{source} is a checkpoint of {name}: load_model({name!r}, weights={source!r})")
     if classes is not None and about.get("classes", classes) != classes:
         raise ValueError(f"{source} is a checkpoint of {about['classes']} classes, not of {classes}")
     entry = lookup("architecture", name, MODELS)
     classes = about.get("classes", entry.classes if classes is None else classes)
-    own = pair(about.get("mean"), about.get("std"))
-    net = filled(partial(entry.make, classes), state, source=source, device=device)
-    mean, std = given or own or stored or (entry.mean, entry.std)
-    return Normalized(net, mean, std).to(device).eval()
+    own = check_pair(about.get("mean"), about.get("std"))
+    net = make_network(partial(entry.make, classes), state, source=source, device=device)
+    model = Normalized(net, *(given or own or stored or (entry.mean, entry.std)))
+    model.class_names = tuple(about["labels"]) if about.get("labels") else None
+    return model.to(device).eval()
 
 
-def _about(content: Any, source: str) -> dict[str, Any]:
-    """What a checkpoint of `dent train` says of itself; nothing for others."""
+def _describe(content: Any) -> dict[str, Any]:
+    """Return what a checkpoint of `dent train` says about itself; nothing for others."""
     if not isinstance(content, Mapping) or not isinstance(content.get("architecture"), str):
         return {}
-    about = {key: content[key] for key in ("architecture", "classes", "mean", "std") if key in content}
+    keys = ("architecture", "classes", "mean", "std", "labels")
+    about = {key: content[key] for key in keys if key in content}
     if "classes" in about:
         check_classes(about["classes"])
     return about
 
 
-def _from_function(
+def _load_function(
     spec: str,
     weights: str | Path | None,
     classes: int | None,
@@ -198,13 +216,17 @@ def _from_function(
     net = import_function(spec)()
     if not isinstance(net, nn.Module):
         raise ValueError(f"expected {spec} to return a torch.nn.Module, got {type(net).__name__}")
-    stored = load_into(net, weights) if weights is not None else None
+    stored = load_file(net, weights) if weights is not None else None
+    names = find_class_names(net) or (None if weights is None else find_class_names(weights))
     mean_and_std = given or stored
-    return (net if mean_and_std is None else Normalized(net, *mean_and_std)).to(device).eval()
+    model = net if mean_and_std is None else Normalized(net, *mean_and_std)
+    if names is not None:
+        model.class_names = names  # type: ignore[assignment]
+    return model.to(device).eval()
 
 
 def _refuse(name: str, **given: Any) -> None:
-    """What was given of these, but is part of the model already."""
+    """Raise ValueError if something was given that the model already has."""
     extra = [key for key, value in given.items() if value is not None]
     if extra:
         raise ValueError(

@@ -11,7 +11,7 @@ from dent.data import open_data
 from dent.evaluation.estimate import seconds_per_image
 from dent.evaluation.units import eps_text
 from dent.models import ROBUSTBENCH, build, load_model
-from dent.models.robustbench import folders, short_name
+from dent.models.robustbench import list_folders, shorten_id
 from dent.paper.reproduction import evaluation_of, folder_name, forwards, works
 from dent.paper.scales import Scale, Work
 from dent.paper.tables import Table
@@ -72,9 +72,9 @@ def _speed(work: Work, device: str) -> tuple[float | None, str | None]:
 
     What a model takes does not depend on its weights: untrained, its architecture tells as much.
     """
-    key = next((key for key in ROBUSTBENCH if short_name(key) == work.model), None)
+    key = next((key for key in ROBUSTBENCH if shorten_id(key) == work.model), None)
     if key is not None:  # its weights are large, and are not fetched for an estimate
-        places = [folder / f"{key}.pt" for folder in folders()]
+        places = [folder / f"{key}.pt" for folder in list_folders()]
         here = any(place.is_file() for place in places)
         missing = f"{work.model} is not at {' or '.join(map(str, places))}; robustbench would fetch it"
         model, trouble = load_model(work.model, weights="random"), None if here else missing

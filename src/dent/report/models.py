@@ -6,7 +6,7 @@ from typing import Any
 
 
 def model_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of `model_table` as a person reads it.
+    """A row of `list_models` as a person reads it.
 
     >>> accuracies = [{"what": "natural", "n": 10000, "percent": 89.69, "low": 89.08, "high": 90.27}]
     >>> row = {"name": "a", "summary": "b", "parameters": 1234, "needs": "c", "accuracies": accuracies}

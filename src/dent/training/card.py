@@ -21,7 +21,7 @@ from dent.storage import replace_file
 from dent.training.loop import Step, split_images
 from dent.training.machine import is_first
 from dent.training.recipe import Recipe
-from dent.training.train import Trained, train
+from dent.training.train import Trained, match_start, train
 from dent.training.watch import Epoch
 
 CARD = "card.json"
@@ -34,6 +34,7 @@ def train_and_measure(
     data: str = "cifar10",
     test_data: str | None = None,
     out: Path,
+    start: str | Path | None = None,
     loggers: Sequence[str] = (),
     progress: Callable[[int, int | None, str], None] | None = None,
     on_step: Callable[[Step], None] | None = None,
@@ -45,7 +46,9 @@ def train_and_measure(
     Under `torchrun`, the first process returns the card, the others None. `test_data` replaces the
     test images of `data`, for data that have none. `options` are further arguments of `train`.
     """
-    images = open_data(data, split="train", progress=progress)
+    images = match_start(open_data(data, split="train", progress=progress), start)
+    tested = open_data(test_data or data, split="test")
+    tested = tested.match_classes(images.classes, owner=f"training on {data}")
     with ExitStack() as stack:
         writers = [
             stack.enter_context(open_logger(name, out, recipe.model_dump()))
@@ -60,11 +63,18 @@ def train_and_measure(
                 on_epoch(epoch)
 
         trained = train(
-            architecture, images, recipe, out=out, on_step=on_step, on_epoch=log_epoch, **options
+            architecture,
+            images,
+            recipe,
+            out=out,
+            start=start,
+            on_step=on_step,
+            on_epoch=log_epoch,
+            **options,
         )
     if not is_first():
         return None
-    card = make_card(architecture, data, test_data, images, recipe, trained)
+    card = make_card(architecture, data, images, tested, recipe, trained)
     with replace_file(out / CARD) as file:
         file.write(json.dumps(card, indent=2).encode() + b"\n")
     return card
@@ -80,13 +90,13 @@ def list_figures(epoch: Epoch) -> dict[str, float]:
 def make_card(
     architecture: str,
     data: str,
-    test_data: str | None,
     images: Dataset,
+    tested: Dataset,
     recipe: Recipe,
     trained: Trained,
 ) -> dict[str, Any]:
     """Return what a reader must know about a trained model."""
-    what, tested = "natural, test images", open_data(test_data or data, split="test")
+    what = "natural, test images"
     if tested.source == images.source and torch.equal(tested.labels, images.labels):
         # The data have no test images: all but the held-out ones were trained on.
         trained_on, held_out = split_images(images, recipe)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from dent.data.dataset import Dataset
-from dent.models import build, load_model
-from dent.models.checkpoint import fit, read
+from dent.models import build, find_class_names, load_model
+from dent.models.checkpoint import load_state, read_checkpoint
 from dent.storage import lock_folder, replace_file
 from dent.training.loop import Step, Training
 from dent.training.machine import (
@@ -67,7 +67,7 @@ def train(
     Under `torchrun`, every process takes its part of each batch.
     Raise TrainingError when the model diverges or collapses; the checkpoint is then the last good one.
     """
-    torch_device, folder = find_device(device), Path(out)
+    torch_device, folder, dataset = find_device(device), Path(out), match_start(dataset, start)
     with join_processes(torch_device) as processes, _lock_first(folder, processes):
         check_sizes(dataset, recipe, processes)
         model = make_model(architecture, dataset, recipe, mean=mean, std=std)
@@ -136,7 +136,7 @@ def load_checkpoint(folder: Path, *, asked: dict[str, Any]) -> dict[str, Any] | 
     if not path.exists():
         return None
     try:
-        checkpoint: dict[str, Any] = read(path)
+        checkpoint: dict[str, Any] = read_checkpoint(path)
         found = checkpoint["asked"]
     except Exception as error:
         raise ValueError(
@@ -185,11 +185,21 @@ def make_model(
         return load_model(architecture).train()
 
 
+def match_start(dataset: Dataset, start: str | Path | None) -> Dataset:
+    """Return the data set with the labels that `start` has for its classes.
+
+    A data set with other classes than those of `start` keeps its labels: they are learned anew.
+    """
+    names = None if start is None else find_class_names(start)
+    known = names is not None and set(dataset.classes) <= set(names)
+    return dataset.match_classes(names, owner=str(start)) if names and known else dataset
+
+
 def copy_weights(start: str | Path, architecture: str, model: nn.Module) -> None:
     """Copy weights, buffers and normalization into `model` from a named model or a checkpoint file."""
     is_file = Path(start).is_file()
     source = load_model(architecture, weights=start) if is_file else load_model(start)
-    fit(model, source.state_dict(), source=str(start))
+    load_state(model, source.state_dict(), source=str(start))
     for name in ("mean", "std"):  # the normalization of the input is not in the state dict
         ours, theirs = getattr(model, name, None), getattr(source, name, None)
         if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
