@@ -27,7 +27,6 @@ from torch import Tensor
 from dent.data import load_data
 from dent.defense import defend
 from dent.models import load_model
-from dent.serving.settings import INDEPENDENT
 
 pytest.importorskip("ray.serve")
 
@@ -171,7 +170,7 @@ def find_busy(processes: set[int]) -> int:
 
 
 def test_it_says_what_it_serves(server: Started) -> None:
-    assert server.said.startswith(f"resnet20-at, {INDEPENDENT}: {server.url}\nindependent: ")
+    assert server.said.startswith(f"resnet20-at, dent+solo: {server.url}\nindependent: ")
     with server.client() as client:
         assert client.get("/health").json()["isolation"].startswith("independent: ")
         assert "<html" in client.get("/").text
@@ -215,7 +214,7 @@ def test_the_example_of_a_client(server: Started) -> None:
 
 def test_a_poisoned_stream_beside_a_benign_one_changes_nothing(server: Started, images: Tensor) -> None:
     """The answers are those of a process that has the model, and each image, to itself."""
-    defense = defend(load_model("resnet20-at"), INDEPENDENT)
+    defense = defend(load_model("resnet20-at"), "dent+solo")
     alone = torch.cat([defense(image[None]).softmax(1) for image in images]).detach()
     poison = (torch.rand(32, 3, 32, 32, generator=torch.Generator().manual_seed(0)) > 0.5).float()
     with server.client() as client, ThreadPoolExecutor(BATCH) as crowd:

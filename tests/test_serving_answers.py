@@ -21,10 +21,10 @@ from dent.serving import answers
 from dent.serving.answers import Answer, ModelError, answer_batch
 from dent.serving.app import make_page
 from dent.serving.inputs import read_images
-from dent.serving.settings import INDEPENDENT, Serving
+from dent.serving.settings import Serving
 
 DEFENSES = [
-    INDEPENDENT,
+    "dent+solo",
     "dent+",
     "dent:steps=3",
     "dent-nominal:steps=2",
@@ -79,12 +79,12 @@ def test_both_models_answer_as_if_called_directly(text: str, model: nn.Module, i
 
 
 def test_adaptation_makes_the_answers_surer(model: nn.Module, inputs: Tensor) -> None:
-    for answer in answer_batch(defend(model, INDEPENDENT), inputs):
+    for answer in answer_batch(defend(model, "dent+solo"), inputs):
         assert answer.entropy_after < answer.entropy_before
         assert answer.entropy_before == pytest.approx(answer.static.entropy)
 
 
-@pytest.mark.parametrize("text", [INDEPENDENT, "dent:steps=3", "dent-nominal:steps=3"])
+@pytest.mark.parametrize("text", ["dent+solo", "dent:steps=3", "dent-nominal:steps=3"])
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_fewer_steps_are_those_of_a_defense_with_fewer(
     text: str, steps: int, model: nn.Module, inputs: Tensor
@@ -103,14 +103,14 @@ def test_fewer_steps_are_those_of_a_defense_with_fewer(
 @pytest.mark.parametrize("steps", [-1, 7])
 def test_more_steps_than_its_own_are_refused(steps: int, model: nn.Module, inputs: Tensor) -> None:
     with pytest.raises(ValueError, match=f"steps: expected 0 to 6, the defense's own, got {steps}"):
-        answer_batch(defend(model, INDEPENDENT), inputs, steps)
+        answer_batch(defend(model, "dent+solo"), inputs, steps)
 
 
 def test_company_changes_nothing_where_the_defense_is_independent(
     model: nn.Module, inputs: Tensor
 ) -> None:
     company = torch.cat([torch.zeros(3, 3, 8, 8), torch.ones(2, 3, 8, 8)]).double()
-    for text, same in ((INDEPENDENT, True), ("dent+", False)):
+    for text, same in (("dent+solo", True), ("dent+", False)):
         defended = defend(model, text)
         alone = [answer_batch(defended, one[None])[0] for one in inputs]
         together = answer_batch(defended, torch.cat([company, inputs]))[5:]
@@ -132,7 +132,7 @@ class Breaking(nn.Module):
         return logits.masked_fill(white[:, None], torch.nan)
 
 
-@pytest.mark.parametrize("text", [INDEPENDENT, "static", "dent-nominal:steps=1,blur=off"])
+@pytest.mark.parametrize("text", ["dent+solo", "static", "dent-nominal:steps=1,blur=off"])
 def test_logits_that_are_not_finite_are_the_servers_fault(
     text: str, model: nn.Module, inputs: Tensor
 ) -> None:
@@ -159,7 +159,7 @@ def test_images_that_the_model_cannot_take_fail(inputs: Tensor) -> None:
 
 
 def test_names_must_be_as_many_as_classes(model: nn.Module, inputs: Tensor) -> None:
-    defended = defend(model, INDEPENDENT)
+    defended = defend(model, "dent+solo")
     with pytest.raises(ValueError, match="expected names for the 4 classes of the model, got 2"):
         answer_batch(defended, inputs, classes=("cat", "dog"))
     answer = answer_batch(defended, inputs)[0]
@@ -167,7 +167,7 @@ def test_names_must_be_as_many_as_classes(model: nn.Module, inputs: Tensor) -> N
 
 
 def test_the_json_of_an_answer(model: nn.Module, inputs: Tensor) -> None:
-    given = answer_batch(defend(model, INDEPENDENT), inputs, 2, classes=tuple("abcd"))
+    given = answer_batch(defend(model, "dent+solo"), inputs, 2, classes=tuple("abcd"))
     read = [json.loads(one.model_dump_json(by_alias=True)) for one in given]
     for answer, content in zip(given, read, strict=True):
         plain = answer.static
@@ -189,7 +189,7 @@ def test_the_json_of_an_answer(model: nn.Module, inputs: Tensor) -> None:
         assert sum(content["probabilities"]) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("text", "forwards"), [(INDEPENDENT, 7), ("static", 1), ("blur", 2)])
+@pytest.mark.parametrize(("text", "forwards"), [("dent+solo", 7), ("static", 1), ("blur", 2)])
 def test_the_static_answer_costs_a_forward_only_where_it_must(
     text: str, forwards: int, model: nn.Module, inputs: Tensor
 ) -> None:

@@ -16,7 +16,7 @@ from dent.serving.answers import Answer, ModelError
 from dent.serving.batches import Batches, Reply
 from dent.serving.inputs import Refusal
 from dent.serving.replica import Replica, answer_groups
-from dent.serving.settings import INDEPENDENT, Serving
+from dent.serving.settings import Serving
 
 TOLERANCE = 1e-5  # of probabilities, between one batch and another; what is documented
 BATCHWISE = "dent:steps=10,lr=0.1"
@@ -45,7 +45,7 @@ def net() -> nn.Module:
 
 def serving(**settings: Any) -> Serving:
     defaults: dict[str, Any] = {
-        "size": (8, 8), "classes": "numbers", "batch_size": 8, "max_wait": "5ms", "defense": INDEPENDENT,
+        "size": (8, 8), "classes": "numbers", "batch_size": 8, "max_wait": "5ms", "defense": "dent+solo",
     }  # fmt: skip
     return Serving(**defaults | settings)
 

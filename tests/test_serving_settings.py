@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import dent
 from dent.defense import defend
 from dent.flags import add_flags
-from dent.serving.settings import INDEPENDENT, Serving
+from dent.serving.settings import Serving
 
 
 def read_settings(given: dict[str, Any]) -> Serving:
@@ -29,7 +29,7 @@ def test_the_default_listens_here_and_mixes_clients_only_where_it_may() -> None:
     assert (serving.host, serving.port) == ("127.0.0.1", 8000)
     assert (serving.shared_batches, serving.resize, serving.shed) == (False, False, 0)
     defended = defend(dent.load_model(serving.model), serving.defense)
-    assert serving.defense == INDEPENDENT
+    assert serving.defense == "dent+solo"
     assert defended.independent
     assert (defended.settings.affine, defended.settings.steps) == ("sample", 6)
     assert not defend(defended.model, "dent+").independent

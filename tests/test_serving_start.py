@@ -129,15 +129,35 @@ def test_how_many_are_taken_in() -> None:
     ],
 )
 def test_it_says_how_clients_are_kept_apart(asked: dict[str, Any], isolation: str) -> None:
-    assert describe_service(Serving(**asked)).isolation.startswith(isolation)
+    service = describe_service(Serving(**asked))
+    assert service.isolation.startswith(isolation)
+    assert service.shared is not isolation.startswith("own")
 
 
 MODULE = """
 from torch import nn
 
+class Centered(nn.Module):
+    def forward(self, inputs):
+        return inputs - inputs.mean(0)
+
 def model():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10)).eval()
+
+def centered():
+    return nn.Sequential(Centered(), model())
 """
+
+
+def test_clients_do_not_share_batches_of_a_model_that_depends_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defense alone would be independent; the model is not, and does not say so."""
+    (tmp_path / "of_a_user.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, shared in (("model", True), ("centered", False)):
+        service = describe_service(Serving(model=f"of_a_user:{name}", size=(8, 8), defense="dent+solo"))
+        assert service.shared is shared
 
 
 @pytest.mark.parametrize(
@@ -159,7 +179,7 @@ def test_what_cannot_be_served_is_told_before_anything_is_started(
 
 
 def test_the_model_that_is_served_is_the_one_that_was_asked_for() -> None:
-    defense = load_defense(Serving(defense="dent+:objective=entropy,reduction=sum,steps=2"))
+    defense = load_defense(Serving(defense="dent+solo:steps=2"))
     (answer,) = answer_batch(defense, torch.rand(1, 3, 32, 32))
     assert answer.steps == 2
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dent.serving.answers import Answer, ModelError, Prediction, answer_batch
 from dent.serving.inputs import Refusal, read_images
-from dent.serving.settings import INDEPENDENT, Serving
+from dent.serving.settings import Serving
 
 __all__ = [
-    "INDEPENDENT",
     "Answer",
     "ModelError",
     "Prediction",

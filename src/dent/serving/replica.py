@@ -55,7 +55,7 @@ def describe_service(serving: Serving) -> Service:
     """Load the model once, to find what is wrong before a server starts, and describe it."""
     defense = load_defense(serving)
     independent = defense.independent
-    if independent is None:
+    if independent is None:  # the model does not say whether its answers depend on the batch: try it
         generator = torch.Generator().manual_seed(0)
         images = torch.rand(4, 3, *serving.size, generator=generator).to(serving.device)
         independent = is_independent(defense, images)

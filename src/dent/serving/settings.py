@@ -14,9 +14,6 @@ from dent.data.cifar import CIFAR10, CIFAR100
 from dent.declared import Declared
 from dent.defense.text import format_defense
 
-# Each input adapts alone: what else comes in the same batch does not matter.
-INDEPENDENT = "dent+solo"
-
 TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "": 1}
 CLASSES = {"cifar10": CIFAR10.classes, "cifar100": CIFAR100.classes, "numbers": ()}
@@ -115,8 +112,8 @@ class Serving(Declared):
         "resnet20-at", description="Model, as `dent list models` names it (default: resnet20-at)"
     )
     defense: Annotated[str, BeforeValidator(read_defense)] = Field(
-        INDEPENDENT,
-        description=f"Defense, such as dent+ or dent:steps=10; static is none (default: {INDEPENDENT})",
+        "dent+solo",  # independent, so that clients can share batches
+        description="Defense, such as dent+ or dent:steps=10; static is none (default: dent+solo)",
     )
     device: Name = Field("cpu", description="Device: cpu, cuda, cuda:1 or mps (default: cpu)")
     host: Name = Field(
