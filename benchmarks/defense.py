@@ -1,11 +1,11 @@
-"""What a defended forward costs: its wall time over that of a static forward, and its memory.
+"""Measure what a defended forward costs: its wall time over that of a static forward, and its memory.
 
     python benchmarks/defense.py [--quick] [--json FILE]
 
-Both sides run in one process, in turns, and the ratio is of medians. The least that k updates and a
-prediction can cost is 2k + 1 forwards: each update is a forward and a backward through the activations,
-and no weight of a convolution needs a gradient. The static forward is the model as its user has it:
-float32, contiguous, no gradient. Compiled runs are over the same eager static forward.
+Both sides run in one process, in turns, and the ratio is one of medians. k updates and a prediction cost
+at least 2k + 1 forwards: each update is a forward and a backward through the activations, and no weight
+of a convolution needs a gradient. The static forward is the model as its user has it: float32,
+contiguous, no gradient. Compiled runs are compared with the same eager static forward.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TARGETS = {
 }
 
 
-def timed(call: Callable[[], object]) -> float:
+def time_call(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -65,9 +65,9 @@ def measure_time(name: str, affine: str, steps: int, rounds: int, *, compile: bo
             defended(inputs)
         for _ in range(rounds):
             # Static forwards before and after: a few, cheap beside the defended one.
-            static_times += [timed(lambda: net(inputs)) for _ in range(3)]
-            defended_times.append(timed(lambda: defended(inputs)))
-            static_times += [timed(lambda: net(inputs)) for _ in range(2)]
+            static_times += [time_call(lambda: net(inputs)) for _ in range(3)]
+            defended_times.append(time_call(lambda: defended(inputs)))
+            static_times += [time_call(lambda: net(inputs)) for _ in range(2)]
     static, total = median(static_times), median(defended_times)
     return {
         "model": name,
@@ -83,8 +83,8 @@ def measure_time(name: str, affine: str, steps: int, rounds: int, *, compile: bo
     }
 
 
-def peak_memory(name: str, what: str) -> float:
-    """Peak resident MiB above the model and its inputs; in a process of its own."""
+def get_peak_memory(name: str, what: str) -> float:
+    """Return the peak resident MiB above the model and its inputs, of a process of its own."""
     script = f"import defense; defense.measure_memory({name!r}, {what!r})"
     run = subprocess.run(
         [sys.executable, "-c", script],
@@ -99,9 +99,9 @@ def peak_memory(name: str, what: str) -> float:
 
 def measure_memory(name: str, what: str) -> None:
     net, inputs = MODELS[name]().eval(), torch.rand(BATCH, 3, 32, 32)
-    net(inputs[:2]).sum().backward()  # libraries load what they need
+    net(inputs[:2]).sum().backward()  # so that libraries load what they need
     net.zero_grad()
-    before = _status("VmRSS")
+    before = _read_status("VmRSS")
     if what == "forward and backward":
         entropy = torch.distributions.Categorical(logits=net(inputs)).entropy().mean()
         torch.autograd.grad(entropy, [p for n, p in net.named_parameters() if "bn" in n])
@@ -112,11 +112,11 @@ def measure_memory(name: str, what: str) -> None:
         logits = defended(leaf, gradient=gradient)
         if gradient == "unrolled":
             torch.autograd.grad(logits.sum(), leaf)
-    print((_status("VmHWM") - before) / 1024)
+    print((_read_status("VmHWM") - before) / 1024)
 
 
-def _status(field: str) -> int:
-    """Resident KiB of this process, now or at its peak, as Linux tells it."""
+def _read_status(field: str) -> int:
+    """Return the resident KiB of this process, now (VmRSS) or at its peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
@@ -159,11 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", nargs="+", type=int, default=[1, 5, 10, 30])
-    parser.add_argument("--rounds", type=int, default=9, help="defended forwards per row (default: 9)")
     parser.add_argument(
-        "--quick", action="store_true", help="ResNet-20, 1 and 10 steps, 3 rounds, eager"
+        "--rounds", type=int, default=9, help="number of defended forwards per row (default: 9)"
     )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--quick", action="store_true", help="ResNet-20 only, 1 and 10 steps, 5 rounds, eager"
+    )
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
     if options.quick:
         options.models, options.steps, options.rounds = ["ResNet-20"], [1, 10], 5
@@ -177,7 +179,8 @@ def main() -> None:
         for compiled in (False, True)
         for affine in ("batch", "sample")
         for steps in options.steps
-        if not compiled or (steps == 10 and not options.quick)  # compiled, only the steps of the target
+        if not compiled
+        or (steps == 10 and not options.quick)  # compiled: only the steps that have a target
     ]
     for number, (name, compiled, affine, steps) in enumerate(plans, 1):
         about = f"{name}, per {affine}, {steps} steps" + ", compiled" * compiled
@@ -189,11 +192,11 @@ def main() -> None:
     for name in options.models:
         whats = ["forward and backward", "batch 1 stale", "batch 10 stale", "sample 10 stale"]
         whats += [f"batch 10 stale in chunks of {CHUNK}"]
-        if name == "ResNet-20":  # for the larger one, minutes
+        if name == "ResNet-20":  # minutes for the larger model
             whats += ["batch 1 unrolled", "batch 10 unrolled"]
         for what in whats:
             with console.status(f"memory of {name}, {what}"):
-                mib = peak_memory(name, what)
+                mib = get_peak_memory(name, what)
             one = next((row["mib"] for row in memory if row["model"] == name), mib)
             memory.append({"model": name, "what": what, "mib": mib, "ratio": mib / one})
     print_memory(memory, console)
