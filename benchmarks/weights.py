@@ -30,8 +30,7 @@ from dent.declared import read_number
 from dent.models import find_class_names
 from dent.models.checkpoint import find_state, read_checkpoint, split_normalization
 from dent.models.shipped import read_cards
-from dent.report.models import accuracy_text
-from dent.report.terminal import progress_bar
+from dent.report.terminal import accuracy_text, progress_bar
 from dent.storage import replace_file
 from dent.training.card import CARD, count_correct, make_accuracy
 from dent.training.train import AVERAGE, CHECKPOINT

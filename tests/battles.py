@@ -15,8 +15,8 @@ from dent.evaluation.attacks import kind_of
 from dent.evaluation.results import Results
 from dent.evaluation.summary import count_units, summarize
 from dent.evaluation.units import ABOUT, NATURAL, Cell, Done, Outcome, Unit
-from dent.report.evaluation_page import evaluation_page
-from dent.report.page import Plot
+from dent.report.blocks import Plot
+from dent.report.evaluation import evaluation_page
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 N = 128

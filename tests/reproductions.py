@@ -14,10 +14,16 @@ from dent.evaluation.attacks import kind_of
 from dent.evaluation.results import Cost
 from dent.evaluation.suites import chosen_attacks
 from dent.evaluation.units import NATURAL
-from dent.paper.found import Found, Points
-from dent.paper.reproduction import Reproduction, evaluation_of, folder_name, works
+from dent.paper.results import (
+    JudgedCell,
+    Points,
+    Reproduction,
+    list_works,
+    make_work_evaluation,
+    name_folder,
+)
 from dent.paper.scales import Scale, Work, find_scale
-from dent.paper.tables import Table, find_table, tables
+from dent.paper.tables import PaperTable, find_table, tables
 
 OTHERS = ("empty", "partial", "failed", "one table")
 
@@ -36,14 +42,14 @@ JUDGED = {
 def reproduction(
     scale: str | Scale = "cpu",
     *,
-    chosen: Iterable[Table] | None = None,
+    chosen: Iterable[PaperTable] | None = None,
     keep: Callable[[Work], bool] = lambda work: True,
     troubles: dict[str, str] | None = None,
 ) -> Reproduction:
     """All that the tables need at a scale. keep: which work is done."""
     scale = find_scale(scale) if isinstance(scale, str) else scale
     found = {}
-    for number, work in enumerate(works(tables().values() if chosen is None else chosen, scale)):
+    for number, work in enumerate(list_works(tables().values() if chosen is None else chosen, scale)):
         if keep(work):
             found[key_of(work)] = made_up(work, seed=number)
     return Reproduction(scale, found, troubles or {})
@@ -52,11 +58,11 @@ def reproduction(
 def failed() -> Reproduction:
     """Of table-12, units of a cell failed and two cells could not be loaded; nothing else was begun."""
     found = reproduction("smoke", chosen=[find_table("table-12")])
-    first, *troubled = found.found
-    judged = {"natural": found.found[first].judged["natural"]}
+    first, *troubled = found.cells
+    judged = {"natural": found.cells[first].judged["natural"]}
     errors = ("batch 0, apgd-ce: RuntimeError: no memory", "batch 0, about: RuntimeError: no memory")
-    pieces = {first: replace(found.found[first], judged=judged, cost=None, missing=errors)}
-    return replace(found, found=pieces, troubles=dict.fromkeys(troubled[:2], "weights are not there"))
+    pieces = {first: replace(found.cells[first], judged=judged, cost=None, missing=errors)}
+    return replace(found, cells=pieces, troubles=dict.fromkeys(troubled[:2], "weights are not there"))
 
 
 def other(name: str) -> Reproduction:
@@ -69,10 +75,10 @@ def other(name: str) -> Reproduction:
 
 
 def key_of(work: Work) -> str:
-    return folder_name(evaluation_of(work, seed=0, device="cpu"))
+    return name_folder(make_work_evaluation(work, seed=0, device="cpu"))
 
 
-def made_up(work: Work, seed: int = 0, **others: Any) -> Found:
+def made_up(work: Work, seed: int = 0, **others: Any) -> JudgedCell:
     """As a run would judge: more updates help against direct attacks, less against adaptive ones."""
     random, n = np.random.default_rng(seed), work.n or 200
     updates = 0 if work.defense == "static" else parse_settings(work.defense).steps
@@ -94,10 +100,10 @@ def made_up(work: Work, seed: int = 0, **others: Any) -> Found:
     if work.protocol:
         judged["worst"] = both(*every, judged["protocol"])
     cost = Cost(1e6 * (2 * updates + 1), 1e6, 0.03 + 0.05 * updates, 0.03)
-    evaluation = evaluation_of(work, seed=0, device="cpu")
+    evaluation = make_work_evaluation(work, seed=0, device="cpu")
     shown = battle(seed=seed) if work.battle and updates else None
     given = {"cost": cost, "battle": shown, "versions": {"dent": "0.1.0"}} | others
-    return Found(evaluation.to_json(), judged, **given)
+    return JudgedCell(evaluation.to_json(), judged, **given)
 
 
 def both(*judgments: Points) -> Points:

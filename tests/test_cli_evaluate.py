@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dent
-from dent.report.table import text
+from dent.report.evaluation import results_text
 
 TINY = [
     "--model",
@@ -54,7 +54,7 @@ def test_the_table_and_where_the_report_is(runs: Path) -> None:
         assert part in shown
     for name in ("report.html", "report.md", "results.json", "results.csv", "run.json"):
         assert (runs / "b" / name).stat().st_size > 100
-    assert shown.splitlines()[0] in text(dent.load_results(runs / "b"))
+    assert shown.splitlines()[0] in results_text(dent.load_results(runs / "b"))
 
 
 def test_the_same_command_again_computes_nothing(runs: Path) -> None:

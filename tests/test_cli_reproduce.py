@@ -7,7 +7,7 @@ import re
 import shutil
 import struct
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,10 +18,11 @@ from runs import evaluated, snapshot
 
 from dent.cli import main
 from dent.cli import reproduce as verb
-from dent.paper import estimate
+from dent.paper import reproduce as work
+from dent.paper.claims import judge_claims
 from dent.paper.reproduce import CELLS
-from dent.paper.reproduction import RESULTS, load_reproduction
-from dent.paper.scales import Standing, find_scale
+from dent.paper.results import RESULTS, load_reproduction
+from dent.paper.scales import LoadedModel, find_scale
 from dent.paper.tables import tables
 from dent.report.paper import paper_markdown
 
@@ -150,7 +151,7 @@ def test_results_as_json(dent: Command, ran: Path) -> None:
     assert [one["published"] for one in numbers][:2] == [63.2, 59.6]
     expected = [one.to_json() for one in found.by_reference(tables()["table-10"]).values()]
     assert numbers == expected
-    assert content["claims"] == [one.to_json() for one in found.judgments()]
+    assert content["claims"] == [one.to_json() for one in judge_claims(found)]
 
 
 def test_missing_numbers_are_the_exit_code(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +178,7 @@ def test_a_dry_run_of_the_paper_needs_no_weights(
     dent: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DENT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(estimate, "seconds_per_image", lambda *arguments: 0.5)
+    monkeypatch.setattr(work, "seconds_per_image", lambda *arguments: 0.5)
     arguments = ["reproduce", "table-2", "table-12", "imagenet", "--scale", "paper", "--dry-run"]
     said = dent(*arguments)
     assert said.code == 0, said.err
@@ -194,12 +195,12 @@ def test_a_dry_run_of_the_paper_needs_no_weights(
     assert {row["data"] for row in rows} == {"cifar10", "imagenet#crop288"}
     assert all(row["seconds"] == pytest.approx(0.5 * row["forwards"]) for row in rows)
     assert all(row["trouble"] for row in rows)
-    cells = [(row["loads"], row["defense"], row["ball"]) for row in rows]
+    cells = [(row["loads"], row["defense"], row["norm"], row["eps"]) for row in rows]
     assert len(cells) == len(set(cells))
 
 
 def test_a_dry_run_of_what_can_be_done(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "seconds_per_image", lambda model, inputs: float(inputs.shape[-1]))
+    monkeypatch.setattr(work, "seconds_per_image", lambda model, inputs: float(inputs.shape[-1]))
     rows = json.loads(dent("reproduce", "all", "--scale", "smoke", "--dry-run", "--json").out)
     assert len(rows) == 49
     assert {row["trouble"] for row in rows} == {None}
@@ -211,8 +212,9 @@ def test_a_dry_run_of_what_can_be_done(dent: Command, monkeypatch: pytest.Monkey
 
 def test_the_time_of_an_unknown_network_is_unknown() -> None:
     scale = find_scale("smoke")
-    scale = replace(scale, models=dict.fromkeys(scale.models, Standing("reproductions:broken")))
-    for row in estimate.estimate_tables([tables()["table-10"]], scale):
+    broken = LoadedModel(model="reproductions:broken")
+    scale = scale.replace(models=dict.fromkeys(scale.models, broken))
+    for row in work.estimate_tables([tables()["table-10"]], scale):
         assert (row.seconds, row.trouble) == (None, "no driver")
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from dent.evaluation import make_evaluation, read_evaluation
 from dent.evaluation.units import eps_text
-from dent.paper.reproduction import load_reproduction
+from dent.paper.claims import judge_claims
+from dent.paper.results import load_reproduction
 from dent.paper.tables import find_table
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +71,7 @@ def test_the_readme_tells_what_was_found_for_the_paper() -> None:
         here = " / ".join(f"{one.ours:.1f}" for one in shown)
         worst = " / ".join(f"{one.worst.percent:.1f}" for one in shown if one.worst)
         assert f"| {published} | {here} | {worst} | {shown[0].n} |" in readme
-    judged = found.judgments()
+    judged = judge_claims(found)
     kinds = ("holds", "does not hold", "cannot be told")
     here_counts = [sum(one.verdict == kind for one in judged) for kind in kinds]
     worst_counts = [sum(one.worst_verdict == kind for one in judged) for kind in kinds]

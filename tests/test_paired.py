@@ -18,10 +18,11 @@ from dent.evaluation.compare import Comparison, compare
 from dent.evaluation.paired import Paired, paired
 from dent.evaluation.results import Results
 from dent.evaluation.units import NATURAL, Cell
-from dent.report.evaluation import show_comparison
-from dent.report.sections import comparison_section
-from dent.report.table import markdown, section_text, text
-from dent.report.wording import p_text
+from dent.report.evaluation import results_markdown, results_text
+from dent.report.evaluation_tables import comparison_table
+from dent.report.format import NOTHING, format_p
+from dent.report.terminal import show_comparison
+from dent.report.text import table_text
 
 counts = st.integers(0, 60)
 
@@ -190,10 +191,10 @@ def test_one_batch_gives_no_p_and_the_tables_say_why(size: int) -> None:
     pairs = [compare(alone[0], alone[1]), compare(alone[1], alone[0]), compare(alone[1], alone[1])]
     for rows in pairs:
         assert [row.paired.p is None for row in rows] == [size != 8] * 2
-        assert (says in section_text(comparison_section(rows), 200)) is (size != 8)
+        assert (says in table_text(comparison_table(rows), 200)) is (size != 8)
     assert all(row.paired.p == 1.0 for row in compare(alone[0], alone[0]))
-    assert (says in text(results, 200)) is (says in markdown(results)) is (size != 8)
-    assert ("(p" in text(results, 200)) is (size == 8)
+    assert (says in results_text(results, 200)) is (says in results_markdown(results)) is (size != 8)
+    assert ("(p" in results_text(results, 200)) is (size == 8)
 
 
 def test_other_data_are_refused() -> None:
@@ -222,7 +223,7 @@ def test_comparisons_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
     found = compare(static, dent)
     show_comparison(found)
     lines = capsys.readouterr().out.splitlines()
-    assert lines == section_text(comparison_section(found)).splitlines()
+    assert lines == table_text(comparison_table(found)).splitlines()
     assert lines[2] == "net-a, static and dent+, linf 8/255"
     worst = found[1].paired
     assert re.split(r" {2,}", lines[4].strip()) == [
@@ -231,6 +232,6 @@ def test_comparisons_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
         f"{dent.cells[0].worst.percent:.1f}",
         f"{worst.difference:+.1f}",
         f"{worst.low:+.1f} to {worst.high:+.1f}",
-        p_text(worst.p),
+        NOTHING if worst.p is None else format_p(worst.p),
         "200",
     ]

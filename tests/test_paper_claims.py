@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 import pytest
 
 from dent.evaluation.paired import paired
-from dent.paper.claims import Claim, claims, judge, published_verdict, read_claims
-from dent.paper.tables import MEASURES, Number, tables
-from dent.paper.verdicts import FAILS, HOLDS, OPEN, Points, Verdict
+from dent.paper.claims import Claim, claims, judge, judge_published, read_claims
+from dent.paper.results import Measurement, Points
+from dent.paper.scales import Work
+from dent.paper.tables import MEASURES, Ask, PublishedNumber, tables
+from dent.paper.verdicts import FAILS, HOLDS, OPEN, Verdict
+from dent.report.claims import evidence_lines
 
+ASK = Ask("madry-26-4", "dent", "linf", 8 / 255, "autoattack")
 COSTS = {"seconds", "times seconds", "times flops"}
-NUMBERS: dict[str, Number] = {
+NUMBERS: dict[str, PublishedNumber] = {
     name: one for table in tables().values() for name, one in table.references().items()
 }
 
@@ -26,38 +29,35 @@ def share(correct: int, n: int) -> Points:
 # Claims
 
 
-@dataclass(frozen=True)
-class Printed:
-    published: float | None = None
+def work(model: str = "resnet20-at", *, stands_in: bool = True) -> Work:
+    attacks = ("apgd-ce",)
+    return Work(model, "cifar10", "dent", "linf", 8 / 255, attacks, 4, 4, False, stands_in=stands_in)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    model: str = "resnet20-at"
-    stands_in: bool = True
+LOADED = work()
 
 
-@dataclass(frozen=True)
-class Made:
+def made(
+    points: Points | None = None, worst_points: Points | None = None, *,
+    value: float | None = None, missing: str | None = None, published: float | None = None,
+    by: Work | None = LOADED,
+) -> Measurement:  # fmt: skip
     """Made-up evidence."""
-
-    points: Points = field(default_factory=dict)
-    worst_points: Points = field(default_factory=dict)
-    value: float | None = None
-    missing: str | None = None
-    number: Printed = Printed()
-    work: Loaded | None = Loaded()
+    number = PublishedNumber("row", "column", published, ASK)
+    return Measurement(
+        number, by, value=value, missing=missing, points=points or {}, worst_points=worst_points or {}
+    )
 
 
-def claim(*comparisons: str, more: str = "") -> Claim:
-    """Comparisons as YAML, with a, b, c for the references t/p/a, t/p/b, t/p/c."""
-    lines = [re.sub(r"\b([abc])\b", r"t/p/\1", one) for one in comparisons]
-    text = f"[{{text: dent helps, where: Table 1, comparisons: [{', '.join(lines)}]{more}}}]"
+def claim(*conditions: str, more: str = "") -> Claim:
+    """Conditions as YAML, with a, b, c for the references t/p/a, t/p/b, t/p/c."""
+    lines = [re.sub(r"\b([abc])\b", r"t/p/\1", one) for one in conditions]
+    text = f"[{{text: dent helps, where: Table 1, conditions: [{', '.join(lines)}]{more}}}]"
     return read_claims(text)[0]
 
 
-def measured(**made: Made) -> dict[str, Made]:
-    return {f"t/p/{name}": one for name, one in made.items()}
+def measured(**every: Measurement) -> dict[str, Measurement]:
+    return {f"t/p/{name}": one for name, one in every.items()}
 
 
 MORE, ALSO = "{more: [a, b]}", "{more: [a, c]}"
@@ -68,90 +68,93 @@ MORE, ALSO = "{more: [a, b]}", "{more: [a, c]}"
     [(50, 50, HOLDS), (50, 90, FAILS), (50, 69, OPEN), (69, 90, FAILS), (90, 90, FAILS), (69, 69, OPEN)],
 )
 def test_all_comparisons_have_to_hold(b: int, c: int, expected: Verdict) -> None:
-    found = {name: Made(share(n, 100)) for name, n in (("a", 70), ("b", b), ("c", c))}
+    found = {name: made(share(n, 100)) for name, n in (("a", 70), ("b", b), ("c", c))}
     assert judge(claim(MORE, ALSO), measured(**found)).verdict == expected
     assert judge(claim(ALSO, MORE), measured(**found)).verdict == expected
 
 
 def test_evidence_can_be_read() -> None:
-    found = judge(claim(MORE), measured(a=Made(share(81, 128)), b=Made(share(43, 128))))
+    found = judge(claim(MORE), measured(a=made(share(81, 128)), b=made(share(43, 128))))
     pair = paired(share(43, 128), share(81, 128))
-    assert found.evidence == (f"t p: a 63.3, b 33.6: +29.7 [{pair.low:.1f}, {pair.high:.1f}], n = 128",)
+    assert evidence_lines(found.evidence) == [
+        f"t p: a 63.3, b 33.6: +29.7 [{pair.low:.1f}, {pair.high:.1f}], n = 128"
+    ]
     series = judge(
         claim("{rises: [a, b, c]}"),
-        measured(a=Made(share(80, 100)), b=Made(share(55, 100)), c=Made(share(40, 100))),
+        measured(a=made(share(80, 100)), b=made(share(55, 100)), c=made(share(40, 100))),
     )
-    assert series.evidence[0].startswith("t p: 80.0 (a), 55.0 (b), 40.0 (c); a to c -40.0 [")
-    assert "; but a to c -40.0 [" in series.evidence[0]  # the largest of the three falls
-    cost = judge(claim("{value_near: a, value: 20}"), measured(a=Made(value=22.0)))
-    assert cost.evidence == ("t p a: 22.0 (asked for: 20, within a factor of 1.25)",)
+    assert evidence_lines(series.evidence)[0].startswith(
+        "t p: 80.0 (a), 55.0 (b), 40.0 (c); a to c -40.0 ["
+    )
+    assert "; but a to c -40.0 [" in evidence_lines(series.evidence)[0]  # the largest of the three falls
+    cost = judge(claim("{value_near: a, value: 20}"), measured(a=made(value=22.0)))
+    assert evidence_lines(cost.evidence) == ["t p a: 22.0 (required: 20, within a factor of 1.25)"]
     assert cost.verdict == HOLDS
 
 
 def test_the_worst_case_is_judged_beside() -> None:
     """Dent is better under the paper's attacks, and not under those made for it."""
-    dent = Made(share(70, 100), share(30, 100))
-    static = Made(share(50, 100), share(50, 100))
+    dent = made(share(70, 100), share(30, 100))
+    static = made(share(50, 100), share(50, 100))
     found = judge(claim(MORE), measured(a=dent, b=static))
     assert (found.verdict, found.worst_verdict) == (HOLDS, FAILS)
-    assert found.evidence[0].startswith("t p: a 70.0, b 50.0: +20.0")
-    assert found.worst_evidence[0].startswith("t p: a 30.0, b 50.0: -20.0")
+    assert evidence_lines(found.evidence)[0].startswith("t p: a 70.0, b 50.0: +20.0")
+    assert evidence_lines(found.worst_evidence)[0].startswith("t p: a 30.0, b 50.0: -20.0")
     attacks = judge(claim(MORE, more=", worst: false"), measured(a=dent, b=static))
     assert (attacks.verdict, attacks.worst_verdict, attacks.worst_evidence) == (HOLDS, None, ())
 
 
 def test_natural_accuracy_has_no_worst_case() -> None:
-    natural = measured(a=Made(share(70, 100)), b=Made(share(50, 100)))
+    natural = measured(a=made(share(70, 100)), b=made(share(50, 100)))
     assert judge(claim(MORE), natural).worst_verdict is None
     ratio = claim("{at_least: a, share: 0.9, of: b}")
-    found = judge(ratio, measured(a=Made(share(80, 100), share(20, 100)), b=Made(share(81, 100))))
+    found = judge(ratio, measured(a=made(share(80, 100), share(20, 100)), b=made(share(81, 100))))
     assert (found.verdict, found.worst_verdict) == (HOLDS, FAILS)
 
 
 def test_what_is_missing_is_said() -> None:
-    found = judge(claim(MORE, ALSO), measured(a=Made(share(70, 100)), b=Made(missing="no model")))
+    found = judge(claim(MORE, ALSO), measured(a=made(share(70, 100)), b=made(missing="no model")))
     assert found.verdict == OPEN
-    assert found.evidence == ("t p: b: no model", "t p: c: not measured")
-    refuted = measured(a=Made(share(50, 100)), b=Made(share(70, 100)))
+    assert evidence_lines(found.evidence) == ["t p: b: no model", "t p: c: not measured"]
+    refuted = measured(a=made(share(50, 100)), b=made(share(70, 100)))
     assert judge(claim(MORE, ALSO), refuted).verdict == FAILS  # one is enough
     assert judge(claim(MORE), {}).verdict == OPEN
-    assert judge(claim(MORE), measured(a=Made(), b=Made())).evidence == (
-        "t p: a: no points; b: no points",
-    )
-    apart = measured(a=Made({1: True}), b=Made({2: False}))
-    assert judge(claim(MORE), apart).evidence == ("t p: a and b have no points in common",)
+    empty = judge(claim(MORE), measured(a=made(), b=made()))
+    assert evidence_lines(empty.evidence) == ["t p: a: no points; b: no points"]
+    apart = measured(a=made({1: True}), b=made({2: False}))
+    assert evidence_lines(judge(claim(MORE), apart).evidence) == [
+        "t p: a and b have no points in common"
+    ]
 
 
 def test_one_piece_of_work_is_not_compared_with_itself() -> None:
     points = share(500, 1000)
     equal = claim("{same: [a, b], within: 2}")
-    assert judge(equal, measured(a=Made(points), b=Made(points))).verdict == OPEN
-    assert judge(equal, measured(a=Made(points), b=Made(dict(points)))).verdict == HOLDS
+    assert judge(equal, measured(a=made(points), b=made(points))).verdict == OPEN
+    assert judge(equal, measured(a=made(points), b=made(dict(points)))).verdict == HOLDS
     series = claim("{falls: [a, b, c]}")
-    assert judge(series, measured(a=Made(points), b=Made(points), c=Made(points))).verdict == OPEN
+    assert judge(series, measured(a=made(points), b=made(points), c=made(points))).verdict == OPEN
 
 
 def test_a_stand_in_says_nothing_of_what_is_about_the_papers_own() -> None:
     own = claim(MORE, more=", stand_ins: false")
     for stands_in, expected in ((True, OPEN), (False, HOLDS)):
-        work = Loaded("net", stands_in)
-        found = judge(
-            own, measured(a=Made(share(70, 100), work=work), b=Made(share(50, 100), work=work))
-        )
+        by = work("net", stands_in=stands_in)
+        found = judge(own, measured(a=made(share(70, 100), by=by), b=made(share(50, 100), by=by)))
         assert found.verdict == expected
-        assert ("net stands in for it" in found.evidence[0]) == stands_in
+        assert ("net stands in for it" in evidence_lines(found.evidence)[0]) == stands_in
 
 
 def test_the_same_comparison_is_shown_once() -> None:
     """One model stands in for two of the paper's."""
     both = read_claims(
-        "[{text: t, where: w, comparisons: [{more: [t/p/*/dent, t/p/*/static], for: [wong, ding]}]}]"
+        "[{text: t, where: w, conditions: [{more: [t/p/*/dent, t/p/*/static], each: [wong, ding]}]}]"
     )[0]
-    dent, static = Made(share(70, 100)), Made(share(50, 100))
+    dent, static = made(share(70, 100)), made(share(50, 100))
     wong = {"t/p/wong/dent": dent, "t/p/wong/static": static}
     found = judge(both, wong | {"t/p/ding/dent": dent, "t/p/ding/static": static})
-    assert (len(both.comparisons), len(found.evidence)) == (2, 1)
-    assert found.evidence[0].startswith("t p wong, ding: dent 70.0, static 50.0: +20.0")
+    assert (len(both.conditions), len(evidence_lines(found.evidence))) == (2, 1)
+    assert evidence_lines(found.evidence)[0].startswith("t p wong, ding: dent 70.0, static 50.0: +20.0")
 
 
 def test_published_numbers_are_compared_as_they_are() -> None:
@@ -164,20 +167,20 @@ def test_published_numbers_are_compared_as_they_are() -> None:
         ((49.0, 49.4, None), OPEN),
     ):
         published = dict(zip(series.references, numbers, strict=True))
-        assert published_verdict(series, published) == expected
-        made = {name: Made(share(5, 10), number=Printed(one)) for name, one in published.items()}
-        assert judge(series, made).published_verdict == expected
+        assert judge_published(series, published) == expected
+        found = {name: made(share(5, 10), published=one) for name, one in published.items()}
+        assert judge(series, found).published_verdict == expected
 
 
 def test_a_judgment_as_json() -> None:
-    found = judge(claim(MORE, more=", note: hm"), measured(a=Made(share(7, 9)), b=Made(share(3, 9))))
+    found = judge(claim(MORE, more=", note: hm"), measured(a=made(share(7, 9)), b=made(share(3, 9))))
     assert found.to_json() == {
         "text": "dent helps",
         "where": "Table 1",
         "note": "hm",
         "verdict": found.verdict,
         "worst_verdict": None,
-        "evidence": list(found.evidence),
+        "evidence": [found.evidence[0].to_json()],
         "worst_evidence": [],
         "published_verdict": OPEN,
     }
@@ -194,7 +197,7 @@ def test_every_reference_is_a_number_of_a_table() -> None:
 
 def test_accuracies_are_compared_with_accuracies() -> None:
     assert set(MEASURES) > COSTS
-    for one in (part for claim in claims() for part in claim.comparisons):
+    for one in (part for claim in claims() for part in claim.conditions):
         asks = [NUMBERS[name].ask for name in one.references]
         kinds = {ask.measure if ask.measure in COSTS else "accuracy" for ask in asks}
         assert len(kinds) == 1, one
@@ -211,12 +214,12 @@ def test_claims_are_told_once_and_in_one_sentence() -> None:
         assert claim.text.count(".") - len(re.findall(r"\d\.\d", claim.text)) == 1, claim.text
         assert claim.text.endswith("."), claim.text
         assert re.match("Abstract|Section|Appendix", claim.where), claim.where
-        assert len(set(claim.comparisons)) == len(claim.comparisons), claim.text
+        assert len(set(claim.conditions)) == len(claim.conditions), claim.text
 
 
 def test_the_papers_own_numbers_support_its_text_but_for_what_is_noted() -> None:
     published = {name: one.published for name, one in NUMBERS.items()}
-    verdicts = {claim.text: published_verdict(claim, published) for claim in claims()}
+    verdicts = {claim.text: judge_published(claim, published) for claim in claims()}
     contradicted = {text for text, verdict in verdicts.items() if verdict == FAILS}
     assert contradicted == {claim.text for claim in claims() if "The paper's own numbers" in claim.note}
     assert len(contradicted) == 3
@@ -229,23 +232,23 @@ def test_the_papers_own_numbers_support_its_text_but_for_what_is_noted() -> None
 
 
 def test_times_that_are_named_are_those_of_the_table() -> None:
-    near = [one for claim in claims() for one in claim.comparisons if one.kind == "value_near"]
+    near = [one for claim in claims() for one in claim.conditions if one.kind == "value_near"]
     named = {one.references[0]: one.bound for one in near if len(one.references) == 1}
     assert named == {name: NUMBERS[name].published for name in named} != {}
 
 
 def test_on_points_that_are_as_published_the_verdicts_are_those_of_the_paper() -> None:
     """10,000 images, of which each number has the published share correct."""
-    made = {
-        name: Made(value=one.published, work=None)
+    found = {
+        name: made(value=one.published, by=None)
         if one.ask.measure in COSTS
-        else Made(share(round(100 * one.published), 10_000), work=None)
+        else made(share(round(100 * one.published), 10_000), by=None)
         for name, one in NUMBERS.items()
         if one.published is not None and not one.ask.minus
     }
     published = {name: one.published for name, one in NUMBERS.items()}
     for claim in claims():
-        assert judge(claim, made).verdict == published_verdict(claim, published), claim.text
+        assert judge(claim, found).verdict == judge_published(claim, published), claim.text
 
 
 # Faults of the file
@@ -254,30 +257,30 @@ def test_on_points_that_are_as_published_the_verdicts_are_those_of_the_paper() -
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("{more: [a, b], within: 2}", "unknown keys of more: within; .*Expected any of: more, by, for"),
-        ("{moer: [a, b]}", "expected a comparison by one of more, same, .* got {'moer'"),
-        ("{more: [a, b], same: [a, b]}", "expected a comparison by one of more, same"),
-        ("more", "expected a comparison by one of more, same, .* got 'more'"),
-        ("{more: a}", "more: expected 2 references, got 1"),
-        ("{more: [a, b, c]}", "more: expected 2 references, got 3"),
-        ("{rises: [a]}", "rises: expected 2 to 99 references, got 1"),
+        ("{more: [a, b], within: 2}", "unknown settings of the condition: within; .*: each, more, by"),
+        ("{moer: [a, b]}", "expected a condition by one of more, same, .* got {'moer'"),
+        ("{more: [a, b], same: [a, b]}", "expected a condition by one of more, same"),
+        ("more", "expected a condition by one of more, same, .* got 'more'"),
+        ("{more: a}", "more: expected a list, got 't/p/a'"),
+        ("{more: [a]}", "more: expected 2 or more entries"),
+        ("{more: [a, b, c]}", "more: expected 2 entries or fewer"),
+        ("{rises: [a]}", "rises: expected 2 or more entries"),
         ("{more: [a, a]}", "more: expected each reference once"),
-        (
-            "{more: [a, 3]}",
-            r"more: expected references as table-7/dent\+/ding2020/6, got \['t/p/a', 3\]",
-        ),
-        ("{more: [a, b], by: much}", "more: expected a number for by, got 'much'"),
-        ("{more: [a, b], by: true}", "more: expected a number for by, got True"),
-        ("{same: [a, b]}", "same: expected a number for within, got None"),
-        ("{at_least: a, share: 0.9}", "at_least: expected references"),
-        ("{value_near: a}", "value_near: expected a number for value, got None"),
-        ("{more: [a, b], for: [x]}", r"more: expected names `for` the \* of its references"),
-        ("{more: [a/*, b]}", r"more: expected names `for` the \* of its references"),
-        ("{more: [a/*, b], for: []}", r"more: expected names `for` the \* of its references"),
+        ("{more: [a, 3]}", "more.1: expected string, got 3"),
+        ("{more: [a, x]}", r"more.1: expected a reference such as table-7/dent\+/ding2020/6, got 'x'"),
+        ("{more: [a, b], by: much}", "by: expected a number, got 'much'"),
+        ("{more: [a, b], by: true}", "by: expected a number, got True"),
+        ("{same: [a, b]}", "within: expected a number"),
+        ("{at_least: a, share: 0.9}", "of: expected text"),
+        ("{value_near: a}", "value: expected a number"),
+        ("{more: [a, b], each: [x]}", r"more: expected names in `each` for the \* of its references"),
+        ("{more: [a/*, b]}", r"more: expected names in `each` for the \* of its references"),
+        ("{more: [a/*, b], each: []}", "each: expected 1 or more entries"),
     ],
 )
-def test_wrong_comparisons_are_refused(fault: str, message: str) -> None:
-    with pytest.raises(ValueError, match=f"1 wrong setting of the claims:\n  'dent helps': {message}"):
+def test_wrong_conditions_are_refused(fault: str, message: str) -> None:
+    start = "1 wrong setting of the claims:\n  'dent helps': conditions: "
+    with pytest.raises(ValueError, match=f"{start}.*{message}"):
         claim(fault)
 
 
@@ -285,14 +288,17 @@ def test_wrong_comparisons_are_refused(fault: str, message: str) -> None:
     ("text", "message"),
     [
         ("text: t", "expected a list of claims, got dict"),
-        ("- t", "claim 1: expected text, where and comparisons, got 't'"),
-        ("- {text: t, were: w}", "'t': unknown keys of a claim: were; did you mean 'where'"),
-        ("- {text: t}", "'t': expected a text for where, got None"),
-        ("- {text: t, where: w}", "'t': expected a list of comparisons, got None"),
-        ("- {text: t, where: w, comparisons: []}", r"'t': expected a list of comparisons, got \[\]"),
-        ("- {text: t, where: w, note: 3}", "'t': expected a text for note, got 3"),
-        ("- {text: t, where: w, worst: maybe}", "'t': expected true or false for worst, got 'maybe'"),
-        ("- {text: t}\n- 3", "(?s)2 wrong settings of the claims:.*'t': expected.*claim 2: expected"),
+        ("- t", "claim 1: expected text, where and conditions, got 't'"),
+        ("- {text: t, were: w}", "'t': unknown settings of the claim: were; did you mean 'where'"),
+        (
+            "- {text: t}",
+            "(?s)2 wrong settings.*'t': where: expected text.*'t': conditions: expected a list",
+        ),
+        ("- {text: t, where: w}", "'t': conditions: expected a list"),
+        ("- {text: t, where: w, conditions: []}", r"'t': conditions: expected .*, got \[\]"),
+        ("- {text: t, where: w, note: 3}", "'t': note: expected text, got 3"),
+        ("- {text: t, where: w, worst: maybe}", "'t': worst: expected true or false, got 'maybe'"),
+        ("- {text: t, where: w}\n- 3", "(?s)2 wrong settings of the claims:.*'t': .*claim 2: expected"),
     ],
 )
 def test_wrong_claims_are_refused(text: str, message: str) -> None:

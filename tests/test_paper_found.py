@@ -16,8 +16,14 @@ from runs import evaluated
 import dent
 from dent.evaluation import make_evaluation
 from dent.evaluation.results import Cost
-from dent.paper.found import Found, found_in
-from dent.paper.reproduction import FORMAT, RESULTS, Reproduction, load_reproduction
+from dent.paper.results import (
+    FORMAT,
+    RESULTS,
+    JudgedCell,
+    Reproduction,
+    load_judged_cell,
+    load_reproduction,
+)
 from dent.paper.scales import find_scale, resolve
 from dent.paper.tables import find_table
 
@@ -28,7 +34,7 @@ ATTACKS = ("apgd-ce", "square", "denying updates", "mixed (50 %)")
 
 
 @st.composite
-def founds(draw: st.DrawFn) -> Found:
+def founds(draw: st.DrawFn) -> JudgedCell:
     """Any: each judgment of points of its own, in an order of its own."""
     names = draw(st.lists(st.sampled_from(["natural", *ATTACKS, "protocol"]), unique=True))
     points = st.lists(st.integers(0, 10_000), unique=True, max_size=6)
@@ -38,7 +44,7 @@ def founds(draw: st.DrawFn) -> Found:
         own = usual if draw(st.booleans()) else draw(points)
         judged[name] = {point: draw(st.booleans()) for point in own}
     figure = st.none() | st.floats(0.001, 1e12)
-    return Found(
+    return JudgedCell(
         asked=draw(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5))),
         judged=judged,
         cost=draw(st.none() | st.builds(Cost, figure, figure, figure, figure)),
@@ -49,8 +55,8 @@ def founds(draw: st.DrawFn) -> Found:
 
 
 @given(founds())
-def test_json_keeps_everything_and_its_order(found: Found) -> None:
-    again = Found.from_json(json.loads(json.dumps(found.to_json())))
+def test_json_keeps_everything_and_its_order(found: JudgedCell) -> None:
+    again = JudgedCell.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
     assert list(again.judged) == list(found.judged)
     assert [list(one.items()) for one in again.judged.values()] == [
@@ -60,7 +66,7 @@ def test_json_keeps_everything_and_its_order(found: Found) -> None:
 
 def test_the_points_are_written_once() -> None:
     judged = {name: dict.fromkeys(range(100, 300), True) for name in ("natural", *ATTACKS)}
-    content = Found({}, judged).to_json()
+    content = JudgedCell({}, judged).to_json()
     assert json.dumps(content).count("199") == 1
     assert content["judged"]["square"] == "1" * 200
 
@@ -135,7 +141,7 @@ def test_the_folder_of_imagenet_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_what_all_attacks_up_to_one_leave() -> None:
-    found = Found({}, JUDGED)
+    found = JudgedCell({}, JUDGED)
     assert found.points("square") == JUDGED["square"]
     assert found.points("square", cumulative=True) == {3: True, 1: False, 2: False, 0: False}
     assert found.points("apgd-ce", cumulative=True) == {3: True, 1: False, 2: True, 0: False}
@@ -143,12 +149,12 @@ def test_what_all_attacks_up_to_one_leave() -> None:
 
 
 def test_cumulative_points_are_those_that_all_have() -> None:
-    found = Found({}, {"natural": {1: True, 2: True}, "apgd-ce": {2: True, 3: True}})
+    found = JudgedCell({}, {"natural": {1: True, 2: True}, "apgd-ce": {2: True, 3: True}})
     assert found.points("apgd-ce", cumulative=True) == {2: True}
 
 
 def test_what_is_claimed_is_by_the_protocol_else_by_direct_attacks() -> None:
-    found = Found({}, JUDGED)
+    found = JudgedCell({}, JUDGED)
     assert found.points("claimed") == JUDGED["direct"]
     protocol = {0: True, 1: True, 2: False, 3: False}
     assert replace(found, judged=JUDGED | {"protocol": protocol}).points("claimed") == protocol
@@ -156,14 +162,14 @@ def test_what_is_claimed_is_by_the_protocol_else_by_direct_attacks() -> None:
 
 @pytest.mark.parametrize("cumulative", [False, True])
 def test_what_was_not_judged_has_no_points(cumulative: bool) -> None:
-    assert Found({}, JUDGED).points("fab-t", cumulative=cumulative) is None
-    assert Found({}, {"natural": {}}).points("natural", cumulative=cumulative) is None
+    assert JudgedCell({}, JUDGED).points("fab-t", cumulative=cumulative) is None
+    assert JudgedCell({}, {"natural": {}}).points("natural", cumulative=cumulative) is None
 
 
 def test_a_real_run_is_found_as_it_was_counted(tmp_path: Path) -> None:
     attacks = ["square:queries=3", "fpa:rounds=1,steps=1", "mixed (50 %):steps=1"]
     results = evaluated(tmp_path / "run", defenses=["dent+:steps=1"], attacks=attacks, battle=False)
-    found = found_in(tmp_path / "run")
+    found = load_judged_cell(tmp_path / "run")
     (cell,) = results.cells
     scores = {"natural": cell.natural, "worst": cell.worst, "direct": cell.direct}
     for name, score in (scores | cell.attacks | cell.scenarios).items():
@@ -175,7 +181,7 @@ def test_a_real_run_is_found_as_it_was_counted(tmp_path: Path) -> None:
     assert found.missing == ()
     assert found.evaluation == make_evaluation(results.about["asked"])
     assert found.versions["dent"] == dent.__version__
-    assert Found.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert JudgedCell.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 # All of them together
@@ -186,7 +192,7 @@ def test_a_trouble_is_why_numbers_are_missing_also_of_what_is_compared_with() ->
     static = table.references()["text-imagenet/linf 4/255/adversarial/static"]
     key = key_of(resolve(static.ask, scale, table.name))
     whole = reproduction(scale, chosen=[table])
-    rest = {one: found for one, found in whole.found.items() if one != key}
+    rest = {one: found for one, found in whole.cells.items() if one != key}
     numbers = Reproduction(scale, rest, {key: "no such file"}).by_reference(table)
     missing = {name.rpartition("/")[2] for name, one in numbers.items() if one.missing}
     assert missing == {"static", "gain"}
@@ -199,9 +205,9 @@ def test_complete_is_what_has_every_number_of_all_points() -> None:
     assert found.is_complete([table])
     assert found.is_complete([])
     assert not found.is_complete([table, find_table("table-1")])
-    key = next(iter(found.found))
-    failed = replace(found.found[key], missing=("unit 3: no memory",))
-    assert not replace(found, found=found.found | {key: failed}).is_complete([table])
+    key = next(iter(found.cells))
+    failed = replace(found.cells[key], missing=("unit 3: no memory",))
+    assert not replace(found, cells=found.cells | {key: failed}).is_complete([table])
 
 
 def test_what_a_scale_skips_does_not_count_as_missing() -> None:

@@ -14,9 +14,15 @@ from runs import snapshot
 
 from dent.evaluation.attacks import kind_of
 from dent.evaluation.units import NATURAL
-from dent.paper.measured import COSTS, Measured
 from dent.paper.reproduce import CELLS, gather, reproduce
-from dent.paper.reproduction import RESULTS, Reproduction, load_reproduction, works
+from dent.paper.results import (
+    COSTS,
+    RESULTS,
+    Measurement,
+    Reproduction,
+    list_works,
+    load_reproduction,
+)
 from dent.paper.scales import find_scale
 from dent.paper.tables import MEASURES, tables
 
@@ -50,7 +56,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def keys(*names: str) -> list[str]:
-    return [key_of(work) for work in works([TABLES[name] for name in names], SMOKE)]
+    return [key_of(work) for work in list_works([TABLES[name] for name in names], SMOKE)]
 
 
 def units(folder: Path, only: Iterable[str] | None = None) -> dict[str, tuple[bytes | None, int]]:
@@ -83,7 +89,7 @@ def test_every_number_is_measured(ran: Ran, name: str) -> None:
     assert ran.found.is_complete([TABLES[name]])
 
 
-def expected_n(one: Measured) -> int:
+def expected_n(one: Measurement) -> int:
     """All four points; of a mixed batch, those that are adversarial."""
     shares = {"mixed (10 %)": 1, "mixed (25 %)": 1, "mixed (50 %)": 2, "mixed (75 %)": 3}
     shares |= {"mixed (90 %)": 3, "one among (15)": 1}  # natural ones are in every batch
@@ -105,7 +111,7 @@ def test_attacks_take_and_never_give(ran: Ran, name: str) -> None:
         compared += 1
         assert one.score is not None
         assert one.worst is not None
-        natural = ran.found.found[ran.found.key(one.work)].judged[NATURAL]
+        natural = ran.found.cells[ran.found.key(one.work)].judged[NATURAL]
         assert one.worst.n == one.score.n
         for point, correct in one.points.items():
             assert natural[point] >= correct >= one.worst_points[point], reference
@@ -116,11 +122,11 @@ def test_what_is_shared_is_one_cell(ran: Ran) -> None:
     everything = keys(*TABLES)
     assert len(everything) == len(set(everything)) < sum(len(keys(name)) for name in TABLES)
     assert {path.name for path in (ran.folder / CELLS).iterdir()} == set(everything)
-    assert set(ran.found.found) == set(everything)
+    assert set(ran.found.cells) == set(everything)
 
 
 def test_the_figure_of_the_battle_has_a_battle(ran: Ran) -> None:
-    battles = [one.battle for one in ran.found.found.values() if one.battle]
+    battles = [one.battle for one in ran.found.cells.values() if one.battle]
     assert len(battles) == 1
     assert battles[0]["images"]
 
@@ -129,7 +135,7 @@ def test_the_file_is_all_of_it(ran: Ran) -> None:
     assert load_reproduction(ran.folder) == ran.found
     assert json.loads((ran.folder / RESULTS).read_text()) == ran.found.to_json()
     assert gather(SMOKE, ran.folder) == ran.found
-    assert [table.name for table in ran.found.begun()] == list(TABLES)
+    assert [table.name for table in ran.found.list_begun()] == list(TABLES)
 
 
 def test_progress_is_of_all_cells_together(ran: Ran) -> None:
@@ -159,16 +165,16 @@ def test_what_one_table_has_another_does_not_do_again(ran: Ran, tmp_path: Path) 
     before = units(tmp_path)
     found = reproduce([TABLES["table-7"]], SMOKE, tmp_path, threads=1)
     assert units(tmp_path, keys("table-3")) == before
-    assert set(found.found) == new
+    assert set(found.cells) == new
     # Alone or among others, first or last: the same points.
     for key in new:
-        assert found.found[key].judged == ran.found.found[key].judged
-    begun = {table.name for table in found.begun()}
+        assert found.cells[key].judged == ran.found.cells[key].judged
+    begun = {table.name for table in found.list_begun()}
     assert {"table-3", "table-7"} <= begun
     assert "table-2" not in begun
 
 
 def test_another_seed_is_other_work(ran: Ran, tmp_path: Path) -> None:
     ran.copy(tmp_path, "table-3")
-    assert gather(SMOKE, tmp_path).found
-    assert not gather(SMOKE, tmp_path, seed=1).found
+    assert gather(SMOKE, tmp_path).cells
+    assert not gather(SMOKE, tmp_path, seed=1).cells

@@ -13,7 +13,16 @@ import yaml
 
 from dent.defense.dent.settings import Settings, make_settings
 from dent.defense.text import format_defense
-from dent.paper.tables import FOLDER, Ask, Number, Table, find_number, find_table, read_table, tables
+from dent.paper.tables import (
+    FOLDER,
+    Ask,
+    PaperTable,
+    PublishedNumber,
+    find_number,
+    find_table,
+    read_table,
+    tables,
+)
 from dent.texts import parse_text
 
 SOURCE = Path(__file__).parents[1].parent / "shared" / "paper" / "dent.tex"
@@ -52,7 +61,7 @@ def value(cell: str) -> float | None:
     return float(match[1])
 
 
-def rows(table: Table) -> list[tuple[list[str], list[float | None]]]:
+def rows(table: PaperTable) -> list[tuple[list[str], list[float | None]]]:
     """The titles and numbers of every line that ends in as many numbers as the table has columns."""
     count, found = len(table.parts[0].columns), []
     for cells in lines(table.label):
@@ -65,7 +74,7 @@ def rows(table: Table) -> list[tuple[list[str], list[float | None]]]:
     return found
 
 
-def ours(table: Table) -> list[tuple[Number, ...]]:
+def ours(table: PaperTable) -> list[tuple[PublishedNumber, ...]]:
     """The rows of which something was published."""
     return [
         row
@@ -273,23 +282,23 @@ def example() -> dict[str, Any]:
     return {
         "name": "table-99",
         "label": "made-up",
-        "title": "made up",
+        "caption": "made up",
         "cell": {"attack": "autoattack", "ball": "linf 8/255"},
         "parts": [
             {
-                "title": "dent",
+                "name": "dent",
                 "cell": {"defense": "dent", "settings": {"statistics": "test"}},
                 "columns": [
-                    {"title": "0", "defense": "static"},
-                    {"title": "5", "settings": {"steps": 5}},
+                    {"name": "0", "defense": "static"},
+                    {"name": "5", "settings": {"steps": 5}},
                 ],
-                "rows": [{"title": "one", "model": "net", "published": [1.5, None]}],
+                "rows": [{"name": "one", "model": "net", "published": [1.5, None]}],
             }
         ],
     }
 
 
-def read(folder: Path, content: Any) -> Table:
+def read(folder: Path, content: Any) -> PaperTable:
     path = folder / "table-99.yaml"
     path.write_text(yaml.safe_dump(content))
     return read_table(path)
@@ -311,25 +320,42 @@ def test_levels_are_merged(tmp_path: Path) -> None:
 
 ROW, COLUMN = ("parts", 0, "rows", 0), ("parts", 0, "columns", 1)
 WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
-    (("titel",), "x", "table-99.yaml made up: unknown keys: titel; did you mean 'title'"),
-    (("name",), "table-98", "table-99.yaml: expected the name of the file, got 'table-98'"),
-    (("across",), "time", "expected across as one of attack steps, updates, .*, got 'time'"),
-    (("parts",), [], "table-99.yaml: expected parts as a list of one or more"),
-    (("parts", 0, "cell", "modell"), "x", "part dent: unknown keys: modell"),
-    ((*ROW, "published"), [1.5], r"part dent, row one: expected 2 published numbers, got \[1.5\]"),
-    ((*ROW, "published"), [1.5, "2"], "part dent, row one: expected numbers or null as published"),
-    ((*ROW, "published"), [1.5, True], "part dent, row one: expected numbers or null as published"),
-    ((*ROW, "modle"), "x", "part dent, row one: unknown keys: modle; did you mean 'model'"),
-    ((*ROW, "title"), 1, "row: expected title as a text"),
-    ((*ROW, "ball"), "l3 0.5", "row one, column 0: expected a ball such as linf 8/255 or l2 0.5"),
-    ((*ROW, "ball"), "l2 half", "row one, column 0: expected a number such as 0.5 or 8/255"),
-    ((*ROW, "attack"), "auto", "row one, column 0: unknown set of attacks 'auto'"),
-    ((*ROW, "measure"), "apgd-cee", "row one, column 0: unknown attack 'apgd-cee'; did you mean"),
-    ((*ROW, "batch_size"), 0, "row one, column 0: expected batch_size as an integer >= 1, got 0"),
-    ((*COLUMN, "settings"), {"step": 1}, "row one, column 5: unknown settings: step"),
-    ((*COLUMN, "defense"), "dentt", "row one, column 5: unknown preset 'dentt'"),
-    ((*COLUMN, "title"), "0", "part dent: expected columns with titles of their own, got 0 twice"),
+    (("captoin",), "x", "table-99.yaml: unknown settings of the table: captoin; did you mean 'caption'"),
+    (("name",), "table-98", "name: expected table-99, the name of the file, got 'table-98'"),
+    (("across",), "time", "across: expected one of attack steps, updates, .*, got 'time'"),
+    (
+        ("parts",),
+        [],
+        "table-99.yaml: 1 wrong setting of the table:\n  parts: expected 1 or more entries",
+    ),
+    (("parts", 0, "cell", "modell"), "x", "parts.dent: cell: unknown settings of the cell: modell"),
+    ((*ROW, "published"), [1.5], r"parts.dent.rows.one: expected 2 published numbers, got \[1.5\]"),
+    ((*ROW, "published"), [1.5, "2"], "rows.one: published.1: expected number, got '2'"),
+    ((*ROW, "published"), [1.5, True], "rows.one: published.1: expected number, got True"),
+    ((*ROW, "modle"), "x", "parts.dent: rows.one: unknown settings of the row: modle; .* 'model'"),
+    ((*ROW, "name"), 1, "parts.dent: rows.1: name: expected text, got 1"),
+    ((*ROW, "ball"), "l3 0.5", "rows.one: ball: expected a ball such as linf 8/255 or l2 0.5"),
+    ((*ROW, "ball"), "l2 half", "rows.one: ball: expected a number such as 0.5 or 8/255"),
+    ((*ROW, "attack"), "auto", "rows.one: attack: expected one of autoattack, .*, got 'auto'"),
+    ((*ROW, "measure"), "apgd-cee", "rows.one: measure: unknown attack 'apgd-cee'; did you mean"),
+    ((*ROW, "batch_size"), 0, "rows.one: batch_size: expected an integer >= 1, got 0"),
+    ((*COLUMN, "settings"), {"step": 1}, "rows.one, column 5: unknown settings: step"),
+    ((*COLUMN, "defense"), "dentt", "rows.one, column 5: unknown preset 'dentt'"),
+    ((*COLUMN, "name"), "0", "parts.dent.columns: expected names of their own, got '0' 2 times"),
 ]
+
+
+def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    content = example()
+    content["parts"][0]["rows"][0] |= {"batch_size": 0, "modle": "x"}
+    content["parts"][0]["columns"][1]["ball"] = "l3 1"
+    with pytest.raises(ValueError, match="(?s)2 wrong settings.*ball: expected a ball.*modle"):
+        read(tmp_path, content)
+    content = example()
+    content["parts"][0]["columns"][1]["defense"] = "dentt"
+    content["parts"].append({**content["parts"][0], "name": "more"})
+    with pytest.raises(ValueError, match="(?s)2 wrong settings.*parts.dent.rows.*parts.more.rows"):
+        read(tmp_path, content)
 
 
 @pytest.mark.parametrize(("where", "value", "message"), WRONG)
@@ -349,14 +375,14 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     content = example()
     del content["parts"][0]["rows"][0]["model"]
     del content["cell"]["ball"]
-    with pytest.raises(ValueError, match="row one, column 0: expected model and ball, which nothing"):
+    with pytest.raises(ValueError, match="rows.one, column 0: expected model and ball, which no level"):
         read(tmp_path, content)
     del content["parts"][0]["rows"][0]["published"]
-    with pytest.raises(ValueError, match="part dent, row one: expected published, got title"):
+    with pytest.raises(ValueError, match="rows.one: published: expected a list"):
         read(tmp_path, content)
     content = example() | {"across": "updates"}
-    content["parts"][0]["columns"][0]["title"] = "none"
-    with pytest.raises(ValueError, match="column none: expected a number such as .*; say where it is"):
+    content["parts"][0]["columns"][0]["name"] = "none"
+    with pytest.raises(ValueError, match="columns.none: expected a number such as .*; say its place"):
         read(tmp_path, content)
     with pytest.raises(ValueError, match="expected keys and values in .*table-99.yaml, got list"):
         read(tmp_path, [1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,22 +12,23 @@ import pytest
 from reproductions import key_of
 
 from dent.paper import reproduce as module
+from dent.paper.claims import judge_claims
 from dent.paper.reproduce import CELLS, PAUSE, gather, reproduce
-from dent.paper.reproduction import RESULTS, works
-from dent.paper.scales import Scale, Standing, find_scale
+from dent.paper.results import RESULTS, list_works
+from dent.paper.scales import LoadedModel, Scale, find_scale
 from dent.paper.tables import find_table
 from dent.storage import lock_folder
 
 SMOKE = find_scale("smoke")
 TABLE = find_table("table-3")
-KEYS = [key_of(work) for work in works([TABLE], SMOKE)]
+KEYS = [key_of(work) for work in list_works([TABLE], SMOKE)]
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which one table was run, of two cells."""
     folder = tmp_path_factory.mktemp("ran")
-    assert len(reproduce([TABLE], SMOKE, folder, threads=1).found) == len(KEYS) == 2
+    assert len(reproduce([TABLE], SMOKE, folder, threads=1).cells) == len(KEYS) == 2
     return folder
 
 
@@ -41,7 +41,7 @@ def table_3(ran: Path, tmp_path: Path) -> Path:
 
 def without(*models: str, model: str = "nowhere/checkpoint.pt") -> Scale:
     """The scale, with models of the paper for which nothing can be loaded."""
-    return replace(SMOKE, models={**SMOKE.models, **dict.fromkeys(models, Standing(model))})
+    return SMOKE.replace(models={**SMOKE.models, **dict.fromkeys(models, LoadedModel(model=model))})
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,16 @@ def test_too_few_images_are_the_trouble_of_who_wants_more(
     """The same data set may do for one table and not for another."""
     ran = []
     monkeypatch.setattr(module, "run", lambda sources, folder, **how: ran.append(folder.name))
-    models = {name: replace(one, data="runs:images") for name, one in SMOKE.models.items()}  # it has 64
+    models = {name: one.replace(data="runs:images") for name, one in SMOKE.models.items()}  # it has 64
     few, many = (
-        replace(SMOKE, models=models, tables={"table-2": replace(SMOKE.tables["table-2"], n=n)})
+        SMOKE.replace(models=models, tables={"table-2": SMOKE.tables["table-2"].replace(n=n)})
         for n in (64, 65)
     )
     chosen = [TABLE, find_table("table-2")]
     assert reproduce(chosen, few, tmp_path).troubles == {}
     assert len(ran) == 4
     troubles = reproduce(chosen, many, tmp_path).troubles
-    assert set(troubles) == {key_of(work) for work in works(chosen[1:], many)}
+    assert set(troubles) == {key_of(work) for work in list_works(chosen[1:], many)}
     assert all(why.startswith("runs:images cannot be loaded: ") for why in troubles.values())
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_cell_does_not_stop_the_others(table_3: Path, damage: Callable
     assert (table_3 / CELLS / good / "results.json").exists()
     missing = {one.missing for one in found.by_reference(TABLE).values()}
     assert missing == {None, found.troubles[bad]}
-    assert good in gather(SMOKE, table_3).found  # also where nothing is run
+    assert good in gather(SMOKE, table_3).cells  # also where nothing is run
 
 
 def test_an_error_while_running_does_not_stop_the_others(
@@ -176,7 +176,7 @@ def test_a_run_that_was_stopped_is_gathered_as_far_as_it_is(table_3: Path) -> No
             path.unlink()
     found = gather(SMOKE, table_3)
     numbers = found.by_reference(TABLE)
-    assert len(found.found) == 2
+    assert len(found.cells) == 2
     assert any(one.missing and "not done" in one.missing for one in numbers.values())
     for one in numbers.values():
         assert one.work is not None
@@ -187,6 +187,6 @@ def test_a_run_that_was_stopped_is_gathered_as_far_as_it_is(table_3: Path) -> No
 
 def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
     found = gather(SMOKE, tmp_path / "none")
-    assert (found.found, found.begun(), found.troubles) == ({}, [], {})
+    assert (found.cells, found.list_begun(), found.troubles) == ({}, [], {})
     assert not (tmp_path / "none").exists()
-    assert {one.verdict for one in found.judgments()} == {"cannot be told"}
+    assert {one.verdict for one in judge_claims(found)} == {"cannot be told"}

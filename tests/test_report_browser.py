@@ -16,7 +16,8 @@ from battles import demo
 from browsing import NEEDS_CHROMIUM, check_theme, chromium, eventually, ground
 
 from dent.evaluation.results import Results
-from dent.report.evaluation_page import report_html
+from dent.report.evaluation import evaluation_page
+from dent.report.html import page_html
 
 pytestmark = [
     pytest.mark.browser,
@@ -36,7 +37,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(report_html(demo()), encoding="utf-8")
+    path.write_text(page_html(evaluation_page(demo())), encoding="utf-8")
     return path
 
 
@@ -271,7 +272,7 @@ def test_names_are_shown_as_text(opened: Open, tmp_path: Path) -> None:
         for one in results.cells
     )
     path = tmp_path / "hostile.html"
-    path.write_text(report_html(replace(results, cells=cells)), encoding="utf-8")
+    path.write_text(page_html(evaluation_page(replace(results, cells=cells))), encoding="utf-8")
     page = opened(path)
     assert SCRIPT in page.locator("h1").inner_text()
     assert SCRIPT in page.locator(".says").first.inner_text()
@@ -285,7 +286,7 @@ def test_empty_and_failed_runs_open(opened: Open, tmp_path: Path) -> None:
     partial = demo(failed=["fpa"])
     for name, results in {"empty": Results(()), "failed": failed, "partial": partial}.items():
         path = tmp_path / f"{name}.html"
-        path.write_text(report_html(results), encoding="utf-8")
+        path.write_text(page_html(evaluation_page(results)), encoding="utf-8")
         page = opened(path)
         assert page.locator(".battle").count() == (name == "partial")
         assert page.locator(".alert").count() == (name != "empty")

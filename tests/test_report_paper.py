@@ -13,14 +13,15 @@ from browsing import NEEDS_CHROMIUM, chromium, eventually
 from reproductions import OTHERS, failed, other, reproduction
 from test_report_page import HOSTILE, Elements
 
-from dent.paper.reproduction import Reproduction
+from dent.paper.claims import judge_claims
+from dent.paper.results import Reproduction
 from dent.paper.tables import tables
-from dent.report.page import Battle, Page, Plot, Table, Text, page_html
-from dent.report.paper import claim_rows, number_text, paper_markdown
-from dent.report.paper_page import paper_page, summary
-from dent.report.pictures import paper_spec
-from dent.report.wording import NOTHING
-from dent.report.write import write_page, write_paper
+from dent.report.blocks import Battle, Page, Plot, Table, Text
+from dent.report.claims import summarize_claims
+from dent.report.format import NOTHING, format_number
+from dent.report.html import page_html
+from dent.report.paper import paper_markdown, paper_page
+from dent.report.write import paper_spec, write_page, write_paper
 
 TABLES = tables()
 
@@ -49,11 +50,11 @@ def test_any_becomes_a_page(name: str, tmp_path: Path) -> None:
 
 def test_hostile_texts_are_shown_as_text() -> None:
     found = failed()
-    first = next(iter(found.found))
+    first = next(iter(found.cells))
     hostile = replace(
         found,
-        scale=replace(found.scale, title=HOSTILE),
-        found={first: replace(found.found[first], missing=(HOSTILE,))},
+        scale=found.scale.replace(summary=HOSTILE),
+        cells={first: replace(found.cells[first], missing=(HOSTILE,))},
         troubles=dict.fromkeys(found.troubles, f"{HOSTILE}\n| a | b |"),
     )
     html = page_html(paper_page(hostile))
@@ -68,38 +69,37 @@ def test_hostile_texts_are_shown_as_text() -> None:
 
 def test_the_page_has_every_number(full: Reproduction, page: Page) -> None:
     rows = Elements(page_html(page)).rows
-    for table in full.begun():
-        for measured in full.measured(table):
+    for table in full.list_begun():
+        for measured in full.measure_table(table):
             for numbers in measured:
-                shown = ["here", *(number_text(one.ours) for one in numbers)]
+                shown = ["here", *(format_number(one.ours) for one in numbers)]
                 assert any(
                     len(row) == len(shown) and all(map(str.startswith, row, shown)) for row in rows
                 ), table.name
 
 
 def test_the_summary_counts_the_claims(full: Reproduction, page: Page) -> None:
-    judgments = full.judgments()
+    judgments = judge_claims(full)
     counts = {word: sum(one.verdict == word for one in judgments) for word in ("holds", "does not hold")}
     assert f"Of {len(judgments)} claims" in page.lead[0]
-    assert f"{counts['holds']} hold, {counts['does not hold']} do not" in page.lead[0]
+    assert f"{counts['holds']} hold, {counts['does not hold']} do not hold" in page.lead[0]
     assert "worst case" in page.lead[1]
-    assert list(page.lead[:2]) == summary(judgments)
+    assert list(page.lead[:2]) == summarize_claims(judgments)
 
 
 def test_claims_come_first_with_a_word_and_a_color(page: Page, full: Reproduction) -> None:
     table = page.blocks[0]
     assert isinstance(table, Table)
-    for row, one in zip(table.groups[0].rows, full.judgments(), strict=True):
-        said = [value for value in row if not isinstance(value, str)]
-        assert said[0].text == one.claim.text
-        assert [value.text for value in said[1:]] == [
+    for row, one in zip(table.groups[0].rows, judge_claims(full), strict=True):
+        assert row[0].text == one.claim.text
+        assert [value.text for value in row[1:]] == [
             one.verdict, one.worst_verdict or NOTHING, one.published_verdict,
         ]  # fmt: skip
-        for value in said[1:]:
+        for value in row[1:]:
             assert value.tone == {"holds": "good", "does not hold": "bad"}.get(value.text, "")
     behind = page.blocks[1]
     assert isinstance(behind, Text)
-    assert len(behind.items) == len(claim_rows(full.judgments()))
+    assert len(behind.items) == len(judge_claims(full))
 
 
 def test_a_curve_is_the_numbers_that_were_measured(full: Reproduction, page: Page) -> None:
@@ -107,18 +107,18 @@ def test_a_curve_is_the_numbers_that_were_measured(full: Reproduction, page: Pag
     plots = {block.title: block for block in page.blocks if isinstance(block, Plot)}
     drawn = 0
     for table in TABLES.values():
-        for part, measured in zip(table.parts, full.measured(table), strict=True):
+        for part, measured in zip(table.parts, full.measure_table(table), strict=True):
             for title, numbers in zip(part.rows, measured, strict=True):
                 if not table.across:
                     continue
-                place = f"{table.name.replace('-', ' ').capitalize()}, {part.title}, across"
+                place = f"{table.name.replace('-', ' ').capitalize()}, {part.name}, across"
                 values = [
                     value
                     for name, plot in plots.items()
                     if name.startswith(place)
                     for value in plot.spec["data"]["values"]
                 ]
-                factor = 255 if table.name == "figure-4" and part.title == "linf" else 1
+                factor = 255 if table.name == "figure-4" and part.name == "linf" else 1
                 for at, one in zip(part.at, numbers, strict=True):
                     expected = {"here": one.ours, "published": one.number.published}
                     expected["worst case"] = one.worst.percent if one.worst else None
@@ -126,7 +126,7 @@ def test_a_curve_is_the_numbers_that_were_measured(full: Reproduction, page: Pag
                         found = [
                             value
                             for value in values
-                            if value["line"] == kind
+                            if value["series"].endswith(f", {kind}")
                             and (title in value["series"] or value["series"].startswith("all rows"))
                             and value["x"] == pytest.approx(factor * at)
                         ]
@@ -229,7 +229,7 @@ def test_the_page_in_a_browser(full: Reproduction, tmp_path: Path) -> None:
         head.locator("button").click()
         assert head.get_attribute("aria-sort") == "ascending"
         verdicts = table.locator("tbody tr td:nth-child(2)").all_text_contents()
-        assert verdicts == sorted(one.verdict for one in full.judgments())
+        assert verdicts == sorted(one.verdict for one in judge_claims(full))
         assert shown.locator(".battle .side").count() == 2
 
         shown.set_viewport_size({"width": 360, "height": 740})

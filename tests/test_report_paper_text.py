@@ -11,13 +11,20 @@ import pytest
 from reproductions import OTHERS, failed, other, reproduction
 from test_report_page import HOSTILE
 
-from dent.paper.reproduction import Reproduction, load_reproduction
+from dent.paper.claims import judge_claims
+from dent.paper.results import Reproduction, load_reproduction
 from dent.paper.scales import find_scale
-from dent.paper.tables import tables
-from dent.report.page import Battle, Gallery, Plot, Table, Text
-from dent.report.paper import grids, heading, notes, paper_markdown, paper_rows
-from dent.report.paper_page import paper_page
-from dent.report.wording import NOTHING
+from dent.paper.tables import PaperTable, tables
+from dent.report.blocks import Battle, Gallery, Plot, Table, Text
+from dent.report.format import NOTHING
+from dent.report.paper import (
+    list_notes,
+    paper_markdown,
+    paper_page,
+    part_tables,
+    table_rows,
+    title_table,
+)
 
 TABLES = tables()
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -31,6 +38,10 @@ def full() -> Reproduction:
 @pytest.fixture(scope="module")
 def markdown(full: Reproduction) -> str:
     return paper_markdown(full)
+
+
+def notes(found: Reproduction, table: PaperTable) -> list[str]:
+    return list(map(str, list_notes(found, table)))
 
 
 def rows_of(text: str) -> Iterator[list[str]]:
@@ -55,8 +66,10 @@ def cells(line: str) -> list[str]:
 def test_every_published_number_stands_beside_ours(full: Reproduction, markdown: str, name: str) -> None:
     """Read back from the Markdown, line by line, against the numbers themselves."""
     table = TABLES[name]
-    section = markdown.partition(f"## {heading(table)}\n")[2].partition("\n## ")[0]
-    for part, measured, lines in zip(table.parts, full.measured(table), rows_of(section), strict=True):
+    section = markdown.partition(f"## {title_table(table)}\n")[2].partition("\n## ")[0]
+    for part, measured, lines in zip(
+        table.parts, full.measure_table(table), rows_of(section), strict=True
+    ):
         assert cells(lines[0])[2:] == list(part.columns)
         shown = [cells(line) for line in lines[2:]]
         starts = [place for place, line in enumerate(shown) if line[0]]
@@ -95,15 +108,17 @@ def test_tables_are_well_formed(full: Reproduction, name: str) -> None:
 
 
 def test_every_claim_has_its_verdicts(full: Reproduction, markdown: str) -> None:
-    judgments = full.judgments()
+    judgments = judge_claims(full)
     claims = [cells(line) for line in list(rows_of(markdown))[-1][2:]]
-    assert [claim[0] for claim in claims] == [one.claim.text for one in judgments]
-    shown = {"holds here", "does not hold here", "cannot be told at this n"}
-    assert {claim[3] for claim in claims} <= shown
-    assert {claim[4] for claim in claims} <= shown | {NOTHING}
-    for claim, one in zip(claims, judgments, strict=True):
-        assert claim[3].startswith(one.verdict)
-        assert claim[4].startswith(one.worst_verdict or NOTHING)
+    assert claims == [
+        [
+            f"{one.claim.text} ({one.claim.where})",
+            one.verdict,
+            one.worst_verdict or NOTHING,
+            one.published_verdict,
+        ]
+        for one in judgments
+    ]
 
 
 def test_the_same_results_make_the_same_text() -> None:
@@ -135,8 +150,9 @@ def test_notes_say_what_the_numbers_are_of(full: Reproduction) -> None:
 
 def test_rows_are_called_models_where_they_are() -> None:
     found = reproduction("cpu", chosen=[])
-    assert grids(found, TABLES["table-1"])[0].columns[0] == "model"
-    assert grids(found, TABLES["table-5"])[0].columns[0] == ""  # static-dent is no model
+    for name, label in (("table-1", "model"), ("table-5", "")):  # static-dent is no model
+        table = part_tables(found, TABLES[name])[0]
+        assert {tuple(group.labels) for group in table.groups} == {(label,)}
 
 
 # What is not there
@@ -146,13 +162,13 @@ def test_an_empty_one_says_so() -> None:
     found = other("empty")
     text = paper_markdown(found)
     for table in TABLES.values():
-        assert f"- {heading(table)}: not run." in text
+        assert f"- {title_table(table)}: not run." in text
     made = paper_page(found)
-    assert made.lead[0] == "Nothing can be told of the paper's claims yet."
+    assert made.lead[0] == "Nothing can be told about the paper's claims yet."
     assert not [block for block in made.blocks if isinstance(block, Plot | Battle | Gallery)]
     assert len([block for block in made.blocks if isinstance(block, Table)]) == 1  # the claims
     assert made.alerts == ()
-    assert {row["here"] for row in paper_rows(found)} == {0}
+    assert {row["here"] for row in table_rows(found)} == {0}
 
 
 def test_a_partial_one_says_what_is_missing() -> None:
@@ -164,11 +180,11 @@ def test_a_partial_one_says_what_is_missing() -> None:
     assert f"Missing, {missing} of {len(measured)} numbers: not run." in notes(found, table)
     text = paper_markdown(found)
     assert f"- Missing, {missing} of {len(measured)} numbers: not run." in text
-    assert f"- {heading(TABLES['table-10'])}: not run." in text
+    assert f"- {title_table(TABLES['table-10'])}: not run." in text
     assert "## Not measured" in text
     (absent,) = [one for one in paper_page(found).blocks if one.title == "Not measured"]
     assert isinstance(absent, Text)
-    assert f"{heading(TABLES['table-10'])}: not run." in absent.items
+    assert f"{title_table(TABLES['table-10'])}: not run." in absent.items
 
 
 def test_a_failed_one_says_why() -> None:
@@ -185,10 +201,10 @@ def test_a_failed_one_says_why() -> None:
 
 def test_an_unfinished_worst_case_is_said_although_the_number_is_there() -> None:
     found = reproduction("smoke", chosen=[TABLES["table-10"]])
-    ((key, one),) = found.found.items()
+    ((key, one),) = found.cells.items()
     judged = {name: points for name, points in one.judged.items() if name != "worst"}
     broken = replace(one, judged=judged, missing=("denying updates: not done",))
-    found = replace(found, found={key: broken})
+    found = replace(found, cells={key: broken})
     numbers = found.by_reference(TABLES["table-10"]).values()
     assert all(one.missing is None and one.worst is None for one in numbers)
     assert "Incomplete, 1 of 1 evaluations: denying updates: not done." in notes(
@@ -198,10 +214,10 @@ def test_an_unfinished_worst_case_is_said_although_the_number_is_there() -> None
 
 def test_hostile_texts_are_shown_as_text() -> None:
     found = failed()
-    first = next(iter(found.found))
+    first = next(iter(found.cells))
     hostile = replace(
         found,
-        found={first: replace(found.found[first], missing=(HOSTILE,))},
+        cells={first: replace(found.cells[first], missing=(HOSTILE,))},
         troubles=dict.fromkeys(found.troubles, f"{HOSTILE}\n| a | b |"),
     )
     text = paper_markdown(hostile)

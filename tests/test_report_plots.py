@@ -16,10 +16,10 @@ from made_up import example
 from numpy.typing import NDArray
 
 from dent.evaluation.results import Results
-from dent.report.evaluation_page import evaluation_page
-from dent.report.page import Page, Plot
-from dent.report.pictures import write_pictures
-from dent.report.plots import PALETTE, claims, curve
+from dent.report.blocks import Page, Plot
+from dent.report.evaluation import evaluation_page
+from dent.report.plots import PALETTE, SHAPES, Look, claims, curve
+from dent.report.write import write_pictures
 from dent.theme import theme
 
 
@@ -94,16 +94,21 @@ def test_several_radii_make_a_curve_from_natural_on() -> None:
 
 def test_curves_take_any_names_and_leave_out_what_is_missing() -> None:
     rows = [
-        {"a.b[c]'": x, "y": y, "of": of, "lo": 1.0, "hi": 2.0}
-        for x, y, of in [(1, 5.0, "p"), (800, 6.0, "p"), (8, None, "p"), (8, 7.0, "q")]
+        {"x": x, "y": y, "series": series, "low": 1.0, "high": 2.0}
+        for x, y, series in [(1, 5.0, "p"), (800, 6.0, "p"), (8, None, "p"), (8, 7.0, "q")]
     ]
-    spec = curve(rows, "a.b[c]'", "y", "of", "lo", "hi", dashed=["q"])
-    kept = [(row["x"], row["y"], row["line"]) for row in spec["data"]["values"]]
-    assert kept == [(1, 5.0, "own"), (800, 6.0, "own"), (8, 7.0, "other")]
+    looks = {"p": Look(PALETTE[0], SHAPES[0]), "q": Look(PALETTE[1], SHAPES[1], (5, 4))}
+    spec = curve(rows, "a.b[c]'", "y", looks=looks)
+    drawn = [(row["x"], row["y"], row["series"]) for row in spec["data"]["values"]]
+    assert drawn == [(1, 5.0, "p"), (800, 6.0, "p"), (8, 7.0, "q")]
     scales = [layer["encoding"]["x"]["scale"].get("type") for layer in spec["layer"]]
     assert scales == ["log"] * 3
+    (dashes,) = [
+        one["encoding"]["strokeDash"] for one in spec["layer"] if "strokeDash" in one["encoding"]
+    ]
+    assert dashes["scale"] == {"domain": ["p", "q"], "range": [[1, 0], [5, 4]]}
     assert ">a.b[c]'</text>" in vl_convert.vegalite_to_svg(spec | {"width": 300})
-    few = curve([{"x": 0, "y": 1.0, "of": "p"}, {"x": 30, "y": 2.0, "of": "p"}], "x", "y", "of")
+    few = curve([{"x": 0, "y": 1.0, "series": "p"}, {"x": 30, "y": 2.0, "series": "p"}], "x", "y")
     assert all("type" not in layer["encoding"]["x"]["scale"] for layer in few["layer"])
 
 

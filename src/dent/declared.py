@@ -105,8 +105,9 @@ def list_faults(
         expected = one["msg"].removeprefix("Input should be ").removeprefix("a valid ")
         if one["type"] in ("model_type", "dict_type"):
             expected = "keys and values"
-        elif one["type"] == "too_short":
-            expected = f"{one['ctx']['min_length']} or more entries"
+        elif one["type"] in ("too_short", "too_long"):
+            least, most = one["ctx"].get("min_length"), one["ctx"].get("max_length")
+            expected = f"{least} or more entries" if most is None else f"{most} entries or fewer"
         elif field is not None and len(one["loc"]) == 1:
             expected = describe_field(field)
         got = "" if one["type"] == "missing" else f", got {one['input']!r}"

@@ -21,9 +21,14 @@ from dent.evaluation.sources import Sources
 from dent.fields import number
 from dent.flags import flags
 from dent.loggers import open_logger
-from dent.report.estimate import estimate_rows, total_line
-from dent.report.evaluation import show_comparison, show_results
-from dent.report.terminal import progress_bar, show_table
+from dent.report.terminal import (
+    estimate_rows,
+    progress_bar,
+    show_comparison,
+    show_results,
+    show_table,
+    total_line,
+)
 from dent.report.write import write_markdown, write_page
 
 FAILED = 1  # the exit code where a unit of the run failed

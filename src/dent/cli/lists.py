@@ -16,8 +16,7 @@ from dent.defense import PRESET_NOTES, PRESETS, Settings
 from dent.evaluation import SUITE_NOTES
 from dent.evaluation.attacks import ATTACKS
 from dent.models import list_models
-from dent.report.models import model_row
-from dent.report.terminal import progress_bar
+from dent.report.terminal import model_row, progress_bar
 from dent.training import RECIPE_NOTES, RECIPES, Recipe
 
 

@@ -11,15 +11,20 @@ import typer
 from dent.cli.app import AsJson, Device, Threads, app, show
 from dent.cli.evaluate import FAILED
 from dent.evaluation import load_results
-from dent.paper.estimate import Estimated, estimate_tables
-from dent.paper.reproduce import CELLS, gather
+from dent.paper.claims import judge_claims
+from dent.paper.reproduce import CELLS, WorkEstimate, estimate_tables, gather
 from dent.paper.reproduce import reproduce as run_tables
-from dent.paper.reproduction import RESULTS, Reproduction, load_reproduction
+from dent.paper.results import RESULTS, Reproduction, load_reproduction
 from dent.paper.scales import find_scale, scales
-from dent.paper.tables import Table, find_table, tables
-from dent.report.estimate import duration
-from dent.report.paper import paper_rows, show_claims, show_table
-from dent.report.terminal import progress_bar
+from dent.paper.tables import PaperTable, find_table, tables
+from dent.report.paper import table_rows
+from dent.report.terminal import (
+    progress_bar,
+    show_claims,
+    show_paper_table,
+    work_rows,
+    work_total_line,
+)
 from dent.report.write import write_page, write_paper
 
 
@@ -49,7 +54,7 @@ def reproduce(
     folder = out or Path("runs") / f"paper-{chosen_scale.name}"
     if not names:
         show(
-            paper_rows(gather(chosen_scale, folder, seed=seed, device=device)),
+            table_rows(gather(chosen_scale, folder, seed=seed, device=device)),
             as_json,
             right=("numbers", "published", "here"),
         )
@@ -94,46 +99,26 @@ def report(
     typer.echo(f"report: {file}" + (f"; pictures: {pictures}" if pictures else ""))
 
 
-def _show(found: Reproduction, chosen: list[Table], as_json: bool) -> None:
+def _show(found: Reproduction, chosen: list[PaperTable], as_json: bool) -> None:
     if as_json:
         content = {
             table.name: [one.to_json() for one in found.by_reference(table).values()] for table in chosen
         }
-        judged = [one.to_json() for one in found.judgments()]
+        judged = [one.to_json() for one in judge_claims(found)]
         typer.echo(
             json.dumps({"scale": found.scale.name, "tables": content, "claims": judged}, indent=2)
         )
         return
     for table in chosen:
-        show_table(found, table)
-    show_claims(found.judgments())
+        show_paper_table(found, table)
+    show_claims(judge_claims(found))
 
 
-def _show_estimates(rows: list[Estimated], as_json: bool) -> None:
+def _show_estimates(rows: list[WorkEstimate], as_json: bool) -> None:
     if as_json:
         show([vars(row) for row in rows], True)
         return
-    shown = [
-        {
-            "table": row.table,
-            "loads": row.loads,
-            "defense": row.defense,
-            "ball": row.ball,
-            "data": row.data,
-            "n": row.n,
-            "forwards": f"{row.forwards:,.0f}",
-            "time": "unknown" if row.seconds is None else duration(row.seconds),
-            "here": "" if row.trouble is None else "no",
-        }
-        for row in rows
-    ]
-    show(shown, False, right=("n", "forwards", "time"))
+    show(work_rows(rows), False, right=("n", "forwards", "time"))
     for trouble in dict.fromkeys(row.trouble for row in rows if row.trouble):
         typer.echo(f"- {trouble}")
-    known = [row.seconds for row in rows if row.seconds is not None]
-    total, calls = sum(known), sum(row.forwards for row in rows)
-    unknown = f", {len(rows) - len(known)} of unknown time" if len(known) < len(rows) else ""
-    typer.echo(
-        f"{len(rows)} evaluations, at most {calls:,.0f} forwards of an image through a static model, "
-        f"about {duration(total)} on this machine{unknown}"
-    )
+    typer.echo(work_total_line(rows))

@@ -10,8 +10,7 @@ import typer
 
 from dent.cli.app import Device, Log, Threads, app
 from dent.flags import add_flags
-from dent.report.terminal import progress_bar, show_table
-from dent.report.training import epoch_line, step_text
+from dent.report.terminal import epoch_line, progress_bar, show_table, step_text
 from dent.training import Recipe, make_recipe
 from dent.training.card import train_and_measure
 

@@ -1,1 +1,1 @@
-"""The paper as data: its tables and figures, what was published, and what stands for it at a scale."""
+"""The paper as data: its tables, figures and claims, and what is measured for them at a scale."""

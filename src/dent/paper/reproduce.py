@@ -1,6 +1,6 @@
-"""The paper's numbers, measured: each piece of work is an evaluation of one cell, with its own folder.
+"""Measure the paper's numbers: each piece of work is an evaluation of one cell in a folder of its own.
 
-A piece of work that several tables need is the same evaluation, hence the same folder, and done once.
+Work that several tables need is the same evaluation, so it has the same folder and is done once.
 """
 
 from __future__ import annotations
@@ -8,36 +8,42 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from dent.data import open_data
 from dent.evaluation import Evaluation
 from dent.evaluation.engines import ENGINES, kept
+from dent.evaluation.estimate import seconds_per_image
 from dent.evaluation.run import Progress, run
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, room
-from dent.models import load_model
+from dent.models import ROBUSTBENCH, build, load_model
+from dent.models.robustbench import list_folders, shorten_id
 from dent.names import lookup
-from dent.paper.found import found_in
-from dent.paper.reproduction import (
+from dent.paper.results import (
     RESULTS,
     Reproduction,
-    evaluation_of,
-    folder_name,
-    forwards,
-    works,
+    count_forwards,
+    list_works,
+    load_judged_cell,
+    make_work_evaluation,
+    name_folder,
 )
-from dent.paper.scales import Scale
-from dent.paper.tables import Table, tables
+from dent.paper.scales import Scale, Work
+from dent.paper.tables import PaperTable, tables
 from dent.storage import BusyError, replace_file
 
 CELLS = "cells"
-PAUSE = 2.0  # seconds, where only work is left that another process is doing
+PAUSE = 2.0  # seconds to wait while another process does all the work that is left
+IMAGES = 8  # images of a timed forward
 
 
 def reproduce(
-    chosen: Sequence[Table],
+    chosen: Sequence[PaperTable],
     scale: Scale,
     folder: Path,
     *,
@@ -49,19 +55,19 @@ def reproduce(
     ray_address: str | None = None,
     progress: Progress | None = None,
 ) -> Reproduction:
-    """Do what is not done yet for the tables, and gather all that is done in the folder.
+    """Do the work for the tables that is not done yet, and return everything that the folder holds.
 
-    The same call goes on where another was stopped; several may work in the same folder at once. Work
-    whose model or data cannot be loaded is left out, and why is said in the results.
+    The same call resumes a stopped one, and several processes may work in the same folder at once.
+    Work whose model or data cannot be loaded is left out; the results say why.
 
-    engine, threads, workers, ray_address: as `evaluate` takes them; Ray is started once for all.
+    engine, threads, workers, ray_address: as for `evaluate`; Ray is started once for all work.
     """
     lookup("engine", engine, ENGINES)
     asked: dict[str, tuple[Evaluation, float]] = {}
-    for work in works(chosen, scale):
-        evaluation = evaluation_of(work, seed=seed, device=device)
-        asked[folder_name(evaluation)] = (evaluation, forwards(work))
-    troubles = _troubles({key: evaluation for key, (evaluation, _) in asked.items()}, progress)
+    for work in list_works(chosen, scale):
+        evaluation = make_work_evaluation(work, seed=seed, device=device)
+        asked[name_folder(evaluation)] = (evaluation, count_forwards(work))
+    troubles = _find_troubles({key: evaluation for key, (evaluation, _) in asked.items()}, progress)
     if asked and len(troubles) == len(asked):
         raise ValueError(f"nothing of this can be loaded: {'; '.join(dict.fromkeys(troubles.values()))}")
     waiting = {key: one for key, one in asked.items() if key not in troubles}
@@ -74,7 +80,7 @@ def reproduce(
                     run(
                         Sources(evaluation),
                         folder / CELLS / key,
-                        progress=_part_of(progress, done, cost, total),
+                        progress=_scale_progress(progress, done, cost, total),
                         engine=engine,
                         threads=threads,
                         workers=workers,
@@ -91,10 +97,10 @@ def reproduce(
                     progress(done, total, "waiting for another process")
                 time.sleep(PAUSE)
             waiting = busy
-    found = gather(scale, folder, seed=seed, device=device, troubles=troubles)
+    results = gather(scale, folder, seed=seed, device=device, troubles=troubles)
     with room(folder), replace_file(folder / RESULTS) as file:
-        file.write(json.dumps(found.to_json()).encode() + b"\n")
-    return found
+        file.write(json.dumps(results.to_json()).encode() + b"\n")
+    return results
 
 
 def gather(
@@ -105,20 +111,22 @@ def gather(
     device: str = "cpu",
     troubles: dict[str, str] | None = None,
 ) -> Reproduction:
-    """All that is done in the folder, of whatever table; what cannot be read is a trouble."""
-    found, troubles = {}, dict(troubles or {})
-    for work in works(tables().values(), scale):
-        key = folder_name(evaluation_of(work, seed=seed, device=device))
+    """Return everything that is done in the folder, for all tables; unreadable cells are troubles."""
+    cells, troubles = {}, dict(troubles or {})
+    for work in list_works(tables().values(), scale):
+        key = name_folder(make_work_evaluation(work, seed=seed, device=device))
         if (folder / CELLS / key / RUN).exists():
             try:
-                found[key] = found_in(folder / CELLS / key)
+                cells[key] = load_judged_cell(folder / CELLS / key)
             except ValueError as error:
                 troubles.setdefault(key, " ".join(str(error).split()))
-    return Reproduction(scale, found, troubles, seed, device)
+    return Reproduction(scale, cells, troubles, seed, device)
 
 
-def _part_of(progress: Progress | None, done: float, cost: float, total: float) -> Progress | None:
-    """The progress of one cell as a part of all."""
+def _scale_progress(
+    progress: Progress | None, done: float, cost: float, total: float
+) -> Progress | None:
+    """Return a progress function for one cell that reports its part of the whole."""
     if progress is None:
         return None
 
@@ -128,10 +136,10 @@ def _part_of(progress: Progress | None, done: float, cost: float, total: float) 
     return move
 
 
-def _troubles(evaluations: dict[str, Evaluation], progress: Progress | None) -> dict[str, str]:
-    """Of work that cannot be done, why: before anything is begun, each model and data set is opened."""
+def _find_troubles(evaluations: dict[str, Evaluation], progress: Progress | None) -> dict[str, str]:
+    """Open every model and data set before anything is begun; return why work cannot be done."""
     faults: dict[tuple[str, int | None], str] = {}
-    found = {}
+    troubles = {}
     for key, asked in evaluations.items():
         model = asked.models[0]
         opens: dict[tuple[str, int | None], Callable[[], object]] = {
@@ -142,16 +150,100 @@ def _troubles(evaluations: dict[str, Evaluation], progress: Progress | None) -> 
             if what not in faults:
                 if progress:
                     progress(0, None, f"opening {what[0]}")
-                faults[what] = _fault(open_it)
+                faults[what] = _try_to_open(open_it)
         why = [f"{what[0]} cannot be loaded: {faults[what]}" for what in opens if faults[what]]
         if why:
-            found[key] = "; ".join(why)
-    return found
+            troubles[key] = "; ".join(why)
+    return troubles
 
 
-def _fault(open_it: Callable[[], object]) -> str:
+def _try_to_open(open_it: Callable[[], object]) -> str:
+    """Return why something cannot be opened, or an empty text."""
     try:
         open_it()
     except Exception as error:  # the loaders of other packages raise what they like
         return " ".join(str(error).split()) or type(error).__name__
     return ""
+
+
+@dataclass(frozen=True)
+class WorkEstimate:
+    """What one evaluation would load and cost; `seconds` is None if the architecture is not known.
+
+    table: the first table that needs it. trouble: why it cannot be loaded here and now.
+    """
+
+    table: str
+    loads: str
+    defense: str
+    norm: str
+    eps: float
+    data: str
+    n: int | None
+    forwards: float
+    seconds: float | None
+    trouble: str | None
+
+
+def estimate_tables(
+    chosen: Sequence[PaperTable], scale: Scale, *, device: str = "cpu"
+) -> list[WorkEstimate]:
+    """Return an estimate for each evaluation that the tables need, each once."""
+    rows, seen = [], set()
+    speeds: dict[str, tuple[float | None, str | None]] = {}
+    for table in chosen:
+        for work in list_works([table], scale):
+            key = name_folder(make_work_evaluation(work, seed=0, device=device))
+            if key in seen:
+                continue
+            seen.add(key)
+            if work.model not in speeds:
+                speeds[work.model] = _time_model(work, device)
+            seconds, trouble = speeds[work.model]
+            count = count_forwards(work)
+            rows.append(
+                WorkEstimate(
+                    table=table.name,
+                    loads=work.model,
+                    defense=work.defense,
+                    norm=work.norm,
+                    eps=work.eps,
+                    data=work.data,
+                    n=work.n,
+                    forwards=count,
+                    seconds=None if seconds is None else count * seconds,
+                    trouble=trouble,
+                )
+            )
+    return rows
+
+
+def _time_model(work: Work, device: str) -> tuple[float | None, str | None]:
+    """Return the seconds of a forward for each image, and why the model cannot be loaded, or None.
+
+    The time does not depend on the weights: the untrained architecture takes as long.
+    """
+    key = next((key for key in ROBUSTBENCH if shorten_id(key) == work.model), None)
+    if key is not None:  # its weights are large; an estimate does not fetch them
+        places = [folder / f"{key}.pt" for folder in list_folders()]
+        here = any(place.is_file() for place in places)
+        missing = f"{work.model} is not at {' or '.join(map(str, places))}; robustbench would fetch it"
+        model, trouble = load_model(work.model, weights="random"), None if here else missing
+    else:
+        try:
+            model, trouble = load_model(work.model), None
+        except Exception as error:  # functions of others raise what they like
+            trouble = " ".join(filter(None, (*str(error).split(), work.note and f"({work.note})")))
+            if not work.architecture:
+                return None, trouble
+            model = build(work.architecture)
+    inputs = torch.rand(IMAGES, 3, *[_find_image_size(work)] * 2, device=device)
+    return seconds_per_image(model.to(device).eval(), inputs), trouble
+
+
+def _find_image_size(work: Work) -> int:
+    if work.data.startswith("cifar"):
+        return 32  # an estimate does not fetch CIFAR either
+    if work.data.startswith("imagenet"):
+        return 288 if work.data.endswith("#crop288") else 224
+    return int(open_data(work.data, n=1).read(torch.tensor([0])).shape[-1])

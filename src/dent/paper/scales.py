@@ -1,36 +1,52 @@
-"""Scales: what is loaded for the paper's models, how many images are taken, and which attacks.
+"""Scales: what is loaded for the paper's models, how many images are used, and which attacks are run.
 
-A scale is a file of `data/scales`. A table may have less at a scale, or other attacks.
+A scale is a file of `data/scales`. It may give a table fewer images or other attacks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from pydantic import BeforeValidator, Field, field_validator
+
+from dent.declared import Declared
 from dent.defense.dent.settings import PRESETS
 from dent.defense.text import format_defense
 from dent.evaluation.suites import attack_text
-from dent.names import check_known, lookup
-from dent.paper.tables import FOLDER, SETS, Ask, find_table, read_mapping
+from dent.names import lookup
+from dent.paper.tables import FOLDER, SETS, Ask, AttackSet, find_table, read_mapping
 from dent.texts import parse_text
 
-BATCH = Ask.batch_size  # what the paper takes, unless it varies it
-ALONE = ("mixed", "none")  # sets whose numbers have no worst case, so nothing else is run beside them
+BATCH = Ask.batch_size  # the paper's batch size, unless it varies it
+ALONE = ("mixed", "none")  # sets whose numbers have no worst case, so no other attacks are run beside
 
 
-@dataclass(frozen=True)
-class Standing:
+def _read_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _read_attacks(value: Any) -> Any:
+    """Return attacks with their settings in the order in which `attack_text` writes them."""
+    return tuple(map(attack_text, value)) if isinstance(value, list | tuple) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_read_tuple)]
+Attacks = Annotated[tuple[str, ...], BeforeValidator(_read_attacks)]
+
+
+class LoadedModel(Declared):
     """What is loaded for a model of the paper.
 
-    stands_in: whether it is another model, or on other data, than the paper's.
+    stands_in: True if it is another model, or on other data, than the paper's.
     note: where it comes from, or how to make it.
-    architecture: of a file that may not be there yet, for estimates.
+    architecture: the architecture of a file that may not exist yet, for estimates.
     """
 
+    title: ClassVar[str] = "model"
     model: str
     data: str = "cifar10"
     architecture: str = ""
@@ -38,55 +54,78 @@ class Standing:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a table has of its own at a scale; what is None is the scale's.
+class Budget(Declared):
+    """What a scale changes for one table; None means no change.
 
-    skip: titles of columns that are not run.
+    skip: names of columns that are not run.
     """
 
-    n: int | None = None
-    attacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    adaptive: tuple[str, ...] | None = None
-    skip: tuple[str, ...] = ()
+    title: ClassVar[str] = "budget"
+    n: int | None = Field(default=None, ge=1)
+    attacks: dict[AttackSet, Attacks] = Field(default_factory=dict)
+    adaptive: Attacks | None = None
+    skip: Texts = ()
 
 
-@dataclass(frozen=True)
-class Scale:
-    """All that a reproduction's size and models depend on.
+class Scale(Declared):
+    """The models, images and attacks of a reproduction.
 
-    n: images, the first of the data; None is all.
-    attacks: those of each set, as `attack_text` writes them.
-    adaptive: those made for adaptation, which are run beside them for the worst case.
-    protocol: sets beside which the reference AutoAttack is run as the paper did.
-    most_updates: of a defense. most_attack_steps: where the paper varies them.
+    n: number of images, the first of the data; None means all.
+    attacks: the attacks of each set. adaptive: attacks made for adaptation, run beside these for the
+    worst case. protocol: sets beside which the reference AutoAttack is run as in the paper.
+    most_updates: at most so many updates of a defense. most_attack_steps: at most so many steps of an
+    attack where the paper varies them.
     """
 
+    title: ClassVar[str] = "scale"
     name: str
-    title: str
-    n: int | None
-    models: Mapping[str, Standing]
-    attacks: Mapping[str, tuple[str, ...]]
-    adaptive: tuple[str, ...]
-    protocol: tuple[str, ...] = ()
-    most_updates: int | None = None
-    most_attack_steps: int | None = None
-    tables: Mapping[str, Budget] = field(default_factory=dict)
+    summary: str
+    n: int | None = Field(ge=1)
+    models: dict[str, LoadedModel]
+    attacks: dict[AttackSet, Attacks]
+    adaptive: Attacks
+    protocol: Texts = ()
+    most_updates: int | None = Field(default=None, ge=1)
+    most_attack_steps: int | None = Field(default=None, ge=1)
+    tables: dict[str, Budget] = Field(default_factory=dict)
+
+    @field_validator("attacks")
+    @classmethod
+    def _check_sets(cls, attacks: dict[str, Any]) -> dict[str, Any]:
+        if missing := [name for name in SETS if name not in attacks]:
+            raise ValueError(f"expected all sets of attacks, got none for {', '.join(missing)}")
+        return attacks
+
+    @field_validator("tables")
+    @classmethod
+    def _check_columns(cls, tables: dict[str, Budget]) -> dict[str, Budget]:
+        for name, budget in tables.items():
+            columns = {column for part in find_table(name).parts for column in part.columns}
+            if unknown := [column for column in budget.skip if column not in columns]:
+                raise ValueError(f"{name} has no column {unknown[0]!r} to skip")
+        return tables
 
     def with_imagenet(self, folder: Path | None) -> Scale:
-        """The same, with ImageNet's images from a folder."""
+        """Return the scale with ImageNet's images from a folder."""
         if folder is None:
             return self
-        models = {
-            name: replace(one, data=one.data.replace("imagenet", f"imagenet:{folder}", 1))
+        data = {
+            name: one.data.replace("imagenet", f"imagenet:{folder}", 1)
+            for name, one in self.models.items()
             if one.data.startswith("imagenet")
-            else one
+        }
+        return self.with_data(data)
+
+    def with_data(self, data: Mapping[str, str]) -> Scale:
+        """Return the scale with other data for some models of the paper."""
+        models = {
+            name: one.replace(data=data[name]) if name in data else one
             for name, one in self.models.items()
         }
-        return replace(self, models=models)
+        return self.replace(models=models)
 
     def skips(self, table: str, column: str) -> bool:
-        """Whether a column of a table is not run at this scale.
+        """Return True if a column of a table is not run at this scale.
 
         >>> [find_scale(name).skips("figure-4", "2/255") for name in ("smoke", "paper")]
         [True, False]
@@ -99,7 +138,7 @@ class Work:
     """What is run for a number; numbers with equal work share it.
 
     attacks: those of the number's set, then those made for adaptation.
-    n: None is all images. protocol: whether the reference AutoAttack is run too.
+    n: None means all images. protocol: if True, the reference AutoAttack is run too.
     """
 
     model: str
@@ -118,22 +157,23 @@ class Work:
 
 
 def scales() -> dict[str, Scale]:
-    """All scales by name, the largest first.
+    """Return all scales by name, the largest first.
 
     >>> list(scales())
     ['paper', 'cpu', 'smoke']
     """
-    return dict(_all())
+    return dict(_read_scales())
 
 
 def find_scale(name: str) -> Scale:
+    """Return a scale by its name."""
     return lookup("scale", name, scales())
 
 
 def resolve(ask: Ask, scale: Scale, table: str) -> Work:
-    """What is run for a number of a table at a scale.
+    """Return what is run for a number of a table at a scale.
 
-    What is measured does not matter: one run has natural and adversarial accuracy, and cost.
+    The measure does not matter: one run gives natural and adversarial accuracy, and cost.
 
     >>> from dent.paper.tables import find_number
     >>> work = resolve(find_number("table-3/CIFAR-10 ResNet-26-4/madry2018/adversarial dent").ask,
@@ -142,22 +182,23 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
     ('resnet20-at', 'dent:statistics=test,steps=10', 'apgd-ce:steps=10')
     """
     own = scale.tables.get(table, Budget())
-    standing = lookup("model of the paper", ask.model, scale.models)
+    loaded = lookup("model of the paper", ask.model, scale.models)
     attacks = {**scale.attacks, **own.attacks}[ask.attack]
     if ask.attack_steps is not None:
-        attacks = tuple(_with_steps(text, _least(ask.attack_steps, scale)) for text in attacks)
+        most = scale.most_attack_steps or ask.attack_steps
+        attacks = tuple(_set_steps(text, min(ask.attack_steps, most)) for text in attacks)
     if ask.attack not in ALONE:
         attacks += scale.adaptive if own.adaptive is None else own.adaptive
     n = scale.n if own.n is None else own.n
     batch_size = ask.batch_size
     if n is not None:
-        # Larger batches than the usual one are filled; with fewer images there is one batch of them.
+        # There are enough images for a batch that is larger than usual; too few make one batch.
         n = max(n, batch_size) if n >= BATCH else n
         batch_size = min(batch_size, n)
     return Work(
-        model=standing.model,
-        data=standing.data,
-        defense=_capped(ask.defense, scale.most_updates),
+        model=loaded.model,
+        data=loaded.data,
+        defense=_limit_updates(ask.defense, scale.most_updates),
         norm=ask.norm,
         eps=ask.eps,
         attacks=attacks,
@@ -165,25 +206,21 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
         batch_size=batch_size,
         protocol=ask.attack in scale.protocol,
         battle=ask.battle,
-        stands_in=standing.stands_in,
-        note=standing.note,
-        architecture=standing.architecture,
+        stands_in=loaded.stands_in,
+        note=loaded.note,
+        architecture=loaded.architecture,
     )
 
 
-def _least(steps: int, scale: Scale) -> int:
-    return steps if scale.most_attack_steps is None else min(steps, scale.most_attack_steps)
-
-
-def _with_steps(text: str, steps: int) -> str:
+def _set_steps(text: str, steps: int) -> str:
     return attack_text(f"{text}{',' if ':' in text else ':'}steps={steps}")
 
 
-def _capped(defense: str, most: int | None) -> str:
-    """The defense with at most so many updates.
+def _limit_updates(defense: str, most: int | None) -> str:
+    """Return the defense with at most so many updates.
 
-    >>> _capped("dent:statistics=test", 2), _capped("dent+:steps=1", 2), _capped("static", 2)
-    ('dent:statistics=test,steps=2', 'dent+:steps=1', 'static')
+    >>> [_limit_updates(text, 2) for text in ("dent:statistics=test", "dent+:steps=1", "static")]
+    ['dent:statistics=test,steps=2', 'dent+:steps=1', 'static']
     """
     preset, settings = parse_text(defense, "dent+")
     if most is None or settings.get("steps", PRESETS[preset].steps) <= most:
@@ -192,67 +229,16 @@ def _capped(defense: str, most: int | None) -> str:
 
 
 @cache
-def _all() -> dict[str, Scale]:
+def _read_scales() -> dict[str, Scale]:
     return {name: read_scale(FOLDER / "scales" / f"{name}.yaml") for name in ("paper", "cpu", "smoke")}
 
 
 def read_scale(path: Path) -> Scale:
-    """The scale of a file; whatever is wrong with it is an error that names the file."""
-    content = read_mapping(path)
+    """Return the scale of a file, or raise one ValueError that names the file and every fault."""
     try:
-        _check(content, Scale, needed=("name", "title", "n", "models", "attacks", "adaptive"))
-        if content["name"] != path.stem:
-            raise ValueError(f"expected the name of the file, got {content['name']!r}")
-        if missing := [name for name in SETS if name not in content["attacks"]]:
-            raise ValueError(f"expected all sets of attacks, got none for {', '.join(missing)}")
-        given = content | {
-            "models": {name: _standing(one) for name, one in content["models"].items()},
-            "tables": {name: _budget(name, one) for name, one in content.get("tables", {}).items()},
-            "protocol": tuple(content.get("protocol", ())),
-        }
-        return Scale(**given | _attacks(content) | _numbers(content))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path.name}: {' '.join(str(error).split())}") from error
-
-
-def _standing(content: Any) -> Standing:
-    _check(content, Standing, needed=("model",))
-    return Standing(**content)
-
-
-def _budget(table: str, content: Any) -> Budget:
-    _check(content, Budget)
-    columns = {column for part in find_table(table).parts for column in part.columns}
-    skip = tuple(content.get("skip", ()))
-    if unknown := [column for column in skip if column not in columns]:
-        raise ValueError(f"{table} has no column {unknown[0]!r} to skip")
-    return Budget(**content | {"skip": skip} | _attacks(content) | _numbers(content))
-
-
-def _attacks(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The attacks as they are written in one way."""
-    found: dict[str, Any] = {}
-    if "attacks" in content:
-        check_known("sets of attacks", content["attacks"], list(SETS))
-        found["attacks"] = {
-            name: tuple(map(attack_text, texts)) for name, texts in content["attacks"].items()
-        }
-    if "adaptive" in content:
-        found["adaptive"] = tuple(map(attack_text, content["adaptive"]))
-    return found
-
-
-def _numbers(content: Mapping[str, Any]) -> dict[str, int | None]:
-    found = {key: content[key] for key in ("n", "most_updates", "most_attack_steps") if key in content}
-    for key, value in found.items():
-        if value is not None and (type(value) is not int or value < 1):
-            raise ValueError(f"expected {key} as an integer >= 1, or null, got {value!r}")
-    return found
-
-
-def _check(content: Any, kind: Any, needed: tuple[str, ...] = ()) -> None:
-    if not isinstance(content, dict):
-        raise ValueError(f"expected keys and values, got {content!r}")
-    check_known("keys", map(str, content), [one.name for one in fields(kind)])
-    if missing := [key for key in needed if key not in content]:
-        raise ValueError(f"expected {' and '.join(missing)}, got {', '.join(content)}")
+        scale = Scale(**read_mapping(path))
+        if scale.name != path.stem:
+            raise ValueError(f"expected the name of the file, {path.stem}, got {scale.name!r}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    return scale

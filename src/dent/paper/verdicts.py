@@ -1,60 +1,43 @@
-"""Whether a comparison of numbers holds: by the interval of their difference, on the same points.
+"""Whether a condition on numbers holds: by the interval of their difference, on the same points.
 
-| comparison                                | holds if, of the 95 % interval, | does not hold if      |
-|-------------------------------------------|---------------------------------|-----------------------|
-| more: [a, b], by: x (0 unless told)       | low > x, of a - b               | high <= x             |
-| same: [a, b], within: x                   | it lies within -x and x         | it lies outside       |
-| at_least: a, share: s, of: b              | low >= 0, of a - s b            | high < 0              |
-| at_most: a, share: s, of: b               | high <= 0, of a - s b           | low > 0               |
-| rises: [a, ..., z]; falls the other way   | low > 0, of z - a; and no fall  | high <= 0, or a fall  |
-| value_near: a, value: x, factor: f, of: b | x / f <= a (or a / b) <= x f    | otherwise             |
+| condition                                 | holds if, for the 95 % interval, | does not hold if     |
+|-------------------------------------------|----------------------------------|----------------------|
+| more: [a, b], by: x (default 0)           | low > x, for a - b               | high <= x            |
+| same: [a, b], within: x                   | it lies within -x and x          | it lies outside      |
+| at_least: a, share: s, of: b              | low >= 0, for a - s b            | high < 0             |
+| at_most: a, share: s, of: b               | high <= 0, for a - s b           | low > 0              |
+| rises: [a, ..., z]; falls the other way   | low > 0, for z - a; and no fall  | high <= 0, or a fall |
+| value_near: a, value: x, factor: f, of: b | x / f <= a (or a / b) <= x f     | otherwise            |
 
-Else it cannot be told. A fall is one between any two of the series that is more than chance: McNemar's
-p, times the number of pairs, below 0.05. Costs and published numbers have no interval: they are taken as
-they are. A negative `by` asks for not much less: this is how an accuracy is said to be kept.
+Otherwise the condition cannot be told. The interval is that of the difference on the same points. A fall
+is a decrease between any two numbers of the series that is more than chance: McNemar's p, times the
+number of pairs, is below 0.05. Costs and published numbers have no interval and are compared as they
+are. A negative `by` asks for "not much less": this is how an accuracy is said to be kept.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dent.evaluation.paired import Paired, Z, paired
+from dent.paper.results import Points
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 OPEN: Verdict = "cannot be told"
-
-
-class Kind(NamedTuple):
-    """What a comparison of a kind is told besides its first references.
-
-    keys: with their defaults, None where there is none. least, most: how many references, `of` included.
-    """
-
-    keys: dict[str, Any]
-    least: int = 2
-    most: int = 2
-
-
-KINDS: dict[str, Kind] = {
-    "more": Kind({"by": 0.0}),
-    "same": Kind({"within": None}),
-    "at_least": Kind({"share": None, "of": None}),
-    "at_most": Kind({"share": None, "of": None}),
-    "rises": Kind({}, most=99),
-    "falls": Kind({}, most=99),
-    "value_near": Kind({"value": None, "factor": 1.25, "of": ""}, least=1),
-}
+Figure = Points | float  # an accuracy by its points, or a number that has none
+SERIES = ("rises", "falls")
+SHARES = ("at_least", "at_most")
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One comparison; `bound` is what `by`, `within`, `share` or `value` says."""
+class Condition:
+    """One condition of a claim; `bound` is its `by`, `within`, `share` or `value`."""
 
     kind: str
     references: tuple[str, ...]
@@ -62,13 +45,9 @@ class Comparison:
     factor: float = 1.0
 
 
-Points = Mapping[int, bool]
-Number = Points | float
-
-
 @dataclass(frozen=True)
-class Gap:
-    """A number less a share of another, with its 95 % interval; n is None where there are no points."""
+class Difference:
+    """A number minus a share of another, with its 95 % interval; n is None if there are no points."""
 
     first: float
     second: float
@@ -78,18 +57,11 @@ class Gap:
     p: float = math.nan
 
     @property
-    def difference(self) -> float:
+    def value(self) -> float:
         return round(self.first - self.second, 9)  # as decimals: 64.4 - 41.4 is 23
 
-    def __str__(self) -> str:
-        difference = _points_text(self.difference, sign="+")
-        if self.low == self.high:
-            return difference
-        n = "" if self.n is None else f", n = {self.n:,}"
-        return f"{difference} [{_points_text(self.low)}, {_points_text(self.high)}]{n}"
-
-    def verdict(self, kind: str, bound: float = 0.0) -> Verdict:
-        """By the table above."""
+    def judge(self, kind: str, bound: float = 0.0) -> Verdict:
+        """Return the verdict by the table above."""
         low, high = self.low, self.high
         holds, fails = {
             "more": (low > bound, high <= bound),
@@ -99,29 +71,35 @@ class Gap:
         }[kind]
         return HOLDS if holds else FAILS if fails else OPEN
 
+    def to_json(self) -> dict[str, Any]:
+        return {"value": self.value, "interval": [self.low, self.high], "n": self.n}
 
-def gap(first: Number, second: Number, share: float = 1.0) -> Gap:
-    """The first less a share of the second: in percentage points, on the points that both have.
 
-    >>> print(gap({1: True, 2: True, 3: True}, {1: True, 2: False, 3: False}))
-    +66.7 [-18.1, 98.1], n = 3
-    >>> print(gap(82.3, 89.6, share=0.9))
-    +1.7
+def subtract(first: Figure, second: Figure, share: float = 1.0) -> Difference:
+    """Return the first minus a share of the second: in percentage points, on the points of both.
+
+    >>> subtract({1: True, 2: True, 3: True}, {1: True, 2: False, 3: False}).n
+    3
+    >>> subtract(82.3, 89.6, share=0.9).value
+    1.66
     """
     if isinstance(first, float) and isinstance(second, float):
         difference = round(first - share * second, 9)
-        return Gap(first, share * second, difference, difference)
+        return Difference(first, share * second, difference, difference)
     if isinstance(first, float) or isinstance(second, float):
         raise TypeError("expected two accuracies or two other figures, got one of each")
     pair = paired(second, first)
-    low, high = (pair.low, pair.high) if share == 1 else _interval(pair, share)
-    return Gap(pair.second, share * pair.first, low, high, pair.n, pair.mcnemar)
+    low, high = (pair.low, pair.high) if share == 1 else _find_interval(pair, share)
+    return Difference(pair.second, share * pair.first, low, high, pair.n, pair.mcnemar)
 
 
-def _interval(pair: Paired, share: float) -> tuple[float, float]:
-    """Of the second of a pair less a share of the first: half a point more in each count, as for 1."""
+def _find_interval(pair: Paired, share: float) -> tuple[float, float]:
+    """Return the interval of the second minus a share of the first, as Agresti and Min for a share of 1.
+
+    They add half a point to each of the four counts.
+    """
     neither = pair.n - pair.both - pair.only_first - pair.only_second
-    values = (1 - share, -share, 1.0, 0.0)  # of a point of each sort
+    values = (1 - share, -share, 1.0, 0.0)  # what a point of each kind adds
     counts = (pair.both, pair.only_first, pair.only_second, neither)
     weighted = [
         (value, (count + 0.5) / (pair.n + 2)) for value, count in zip(values, counts, strict=True)
@@ -132,78 +110,110 @@ def _interval(pair: Paired, share: float) -> tuple[float, float]:
     return 100 * max(-share, mean - half), 100 * min(1.0, mean + half)
 
 
-def compare(
-    one: Comparison, names: Sequence[str], numbers: Sequence[Number | str], slack: float = 0.0
-) -> tuple[Verdict, str]:
-    """The verdict, and a line to read; a text in place of a number is why there is none.
+@dataclass(frozen=True)
+class Evidence:
+    """What the numbers say about one condition.
 
-    slack: how far figures of a series may go the wrong way.
+    values: by reference, the number that was compared, or why there is none.
+    difference: the first number minus (a share of) the last; of a series, the last minus the first.
+    against: of a series, the two references with the largest change the wrong way, and the change.
+    ratio: what `value_near` compares. reason: why the condition cannot be told although the numbers are
+    there.
+    """
+
+    condition: Condition
+    verdict: Verdict
+    values: Mapping[str, float | str]
+    difference: Difference | None = None
+    against: tuple[str, str, Difference] | None = None
+    ratio: float | None = None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self.condition) | {
+            "verdict": self.verdict,
+            "values": dict(self.values),
+            "difference": self.difference.to_json() if self.difference else None,
+            "ratio": self.ratio,
+            "reason": self.reason,
+        }
+
+
+def weigh(condition: Condition, figures: Sequence[Figure | str], slack: float = 0.0) -> Evidence:
+    """Return what figures say about a condition; a text in place of a figure is why there is none.
+
+    slack: how far published numbers of a series may go the wrong way.
 
     >>> dent, static = {1: True, 2: True, 3: False}, {1: False, 2: True, 3: False}
-    >>> compare(Comparison("more", ("a", "b")), ["dent", "static"], [dent, static])
-    ('cannot be told', 'dent 66.7, static 33.3: +33.3 [-32.6, 72.6], n = 3')
+    >>> weigh(Condition("more", ("dent", "static")), [dent, static]).verdict
+    'cannot be told'
     """
-    is_series = one.kind in ("rises", "falls")
-    needed = (0, len(numbers) - 1) if is_series else range(len(numbers))
-    lacking = [f"{names[i]}: {numbers[i]}" for i in needed if isinstance(numbers[i], str)]
-    if lacking:
-        return OPEN, "; ".join(text.removeprefix(": ") for text in lacking)
-    there = {
-        name: value for name, value in zip(names, numbers, strict=True) if not isinstance(value, str)
+    references = condition.references
+    values = {
+        reference: figure if isinstance(figure, str) else _read_figure(figure)
+        for reference, figure in zip(references, figures, strict=True)
     }
-    if one.kind == "value_near":
-        return _near(one, list(there.values()))
-    first, last = there[names[0]], there[names[-1]]
+    known = {
+        reference: figure
+        for reference, figure in zip(references, figures, strict=True)
+        if not isinstance(figure, str)
+    }
+    needed = (references[0], references[-1]) if condition.kind in SERIES else references
+    if any(reference not in known for reference in needed):
+        return Evidence(condition, OPEN, values)
+    if condition.kind == "value_near":
+        return _weigh_ratio(condition, list(known.values()), values)
+    first, last = known[references[0]], known[references[-1]]
     if isinstance(first, Mapping) and first is last:
-        return OPEN, f"{names[0]} and {names[-1]} are one and the same measurement here"
-    share = one.bound if one.kind in ("at_least", "at_most") else 1.0
-    found = gap(first, last, share)
-    if found.n == 0:
-        return OPEN, f"{names[0]} and {names[-1]} have no points in common"
-    if is_series:
-        return _series(one, there, slack)
-    other = names[-1] if share == 1 else f"{share:g} of {names[-1]}"
-    asked = f" (asked for: within {one.bound:g})" if one.kind == "same" else ""
-    if one.kind == "more" and one.bound:
-        asked = f" (asked for: more than {one.bound:g})"
-    line = f"{names[0]} {found.first:.1f}, {other} {found.second:.1f}: {found}{asked}"
-    return found.verdict(one.kind, one.bound), line
+        return Evidence(condition, OPEN, values, reason="are one and the same measurement here")
+    share = condition.bound if condition.kind in SHARES else 1.0
+    difference = subtract(first, last, share)
+    if difference.n == 0:
+        return Evidence(condition, OPEN, values, reason="have no points in common")
+    if condition.kind in SERIES:
+        return _weigh_series(condition, known, values, slack)
+    verdict = difference.judge(condition.kind, condition.bound)
+    return Evidence(condition, verdict, values, difference)
 
 
-def _series(one: Comparison, numbers: Mapping[str, Number], slack: float) -> tuple[Verdict, str]:
-    sign = 1 if one.kind == "rises" else -1
-    names, values = list(numbers), list(numbers.values())
-    shown = ", ".join(f"{_figure(number):.1f} ({name})" for name, number in numbers.items())
-    line = f"{shown}; {names[0]} to {names[-1]} {gap(values[-1], values[0])}"
-    pairs = list(combinations(range(len(values)), 2))
-    against: dict[str, float] = {}
+def _weigh_series(
+    condition: Condition,
+    known: Mapping[str, Figure],
+    values: Mapping[str, float | str],
+    slack: float,
+) -> Evidence:
+    sign = 1 if condition.kind == "rises" else -1
+    names, figures = list(known), list(known.values())
+    difference = subtract(figures[-1], figures[0])
+    pairs = list(combinations(range(len(figures)), 2))
+    against = []
     for early, late in pairs:
-        found = gap(values[late], values[early])
-        is_real = found.p * len(pairs) < 0.05 if found.n else -sign * found.difference > slack
-        if sign * found.difference < 0 and is_real:
-            against[f"{names[early]} to {names[late]} {found}"] = abs(found.difference)
+        step = subtract(figures[late], figures[early])
+        is_real = step.p * len(pairs) < 0.05 if step.n else -sign * step.value > slack
+        if sign * step.value < 0 and is_real:
+            against.append((names[early], names[late], step))
     if against:
-        return FAILS, f"{line}; but {max(against, key=against.__getitem__)}"
-    ends = gap(values[-1], values[0]) if sign > 0 else gap(values[0], values[-1])
-    return ends.verdict("more"), line
+        largest = max(against, key=lambda one: abs(one[2].value))
+        return Evidence(condition, FAILS, values, difference, largest)
+    ends = difference if sign > 0 else subtract(figures[0], figures[-1])
+    return Evidence(condition, ends.judge("more"), values, difference)
 
 
-def _near(one: Comparison, figures: Sequence[Number]) -> tuple[Verdict, str]:
+def _weigh_ratio(
+    condition: Condition, figures: Sequence[Figure], values: Mapping[str, float | str]
+) -> Evidence:
     value, below = figures[0], figures[1] if len(figures) == 2 else 1.0
     if not isinstance(value, float) or not isinstance(below, float):
-        raise TypeError(f"expected figures such as costs, got accuracies: {', '.join(one.references)}")
+        names = ", ".join(condition.references)
+        raise TypeError(f"expected figures such as costs, got accuracies: {names}")
     if below == 0:
-        return OPEN, "there is no ratio to 0"
+        return Evidence(condition, OPEN, values, reason="there is no ratio to 0")
     ratio = value / below
-    is_near = one.bound / one.factor <= ratio <= one.bound * one.factor
-    asked = f"(asked for: {one.bound:g}, within a factor of {one.factor:g})"
-    return (HOLDS if is_near else FAILS), f"{ratio:.1f} {asked}"
+    is_near = condition.bound / condition.factor <= ratio <= condition.bound * condition.factor
+    return Evidence(condition, HOLDS if is_near else FAILS, values, ratio=ratio)
 
 
-def _figure(number: Number) -> float:
-    return number if isinstance(number, float) else gap(number, number).first
-
-
-def _points_text(value: float, *, sign: str = "") -> str:
-    """Return percentage points; zero has no sign."""
-    return "0.0" if abs(value) < 0.05 else f"{value:{sign}.1f}"
+def _read_figure(figure: Figure) -> float:
+    if isinstance(figure, float):
+        return figure
+    return 100 * sum(figure.values()) / len(figure) if figure else math.nan

@@ -1,1 +1,1 @@
-"""What people see: tables and progress in the terminal."""
+"""The only room that formats: numbers become tables, pages, Markdown, plots and terminal output."""

@@ -1,69 +1,142 @@
-"""What a report is made of, as plain values: tables, plots, text, and recorded attacks."""
+"""The parts of a report as typed values: tables, plots, texts, and recorded attacks."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from dent.report.format import NOTHING, format_count, format_interval
+
+Mark = Literal["", "best", "worst"]
+Tone = Literal["", "good", "bad"]
+INTERVAL = "95 % interval"
 
 
 @dataclass(frozen=True)
 class Value:
-    """What stands in a table: a text, and below it, small, its interval, n or p.
+    """A table cell: a text, the number behind it, its 95 % interval, and what sets it apart.
 
-    >>> Value.of("best 38.3 (30 to 47, n = 128)")
-    Value(text='38.3', detail='30 to 47, n = 128', mark='best', strong=False, tone='')
+    number: what the cell is sorted by; None for names, and where there is no number.
+    details: what else belongs to the number, such as its n or p.
+    signed: the number is a difference, and its interval shows signs.
+    strong: the number to look at. tone: its color; the text says the same without color.
     """
 
     text: str
-    detail: str = ""
-    mark: str = ""  # a word that sets it apart: best, worst
-    strong: bool = False  # the number to look at
-    tone: str = ""  # of its color: good or bad; its text says so too
+    number: float | None = None
+    interval: tuple[float, float] | None = None
+    details: tuple[str, ...] = ()
+    signed: bool = False
+    mark: Mark = ""
+    strong: bool = False
+    tone: Tone = ""
 
-    @classmethod
-    def of(cls, text: str, marks: Sequence[str] = ("best", "worst")) -> Value:
-        """Of a text as tables in the terminal have it."""
-        mark = next((word for word in marks if text.startswith(f"{word} ")), "")
-        plain = text.removeprefix(mark).strip()
-        found = re.fullmatch(r"(\S+) \((.+)\)", plain)
-        return cls(found[1], found[2], mark) if found else cls(plain, "", mark)
+    @property
+    def is_empty(self) -> bool:
+        return self.text in ("", NOTHING)
+
+    def list_details(self, *, short: bool = False) -> list[str]:
+        """Return the interval and the details as texts. short: with a dash in the interval."""
+        return [*filter(None, [self.format_interval(short=short)]), *self.details]
+
+    def format_interval(self, *, short: bool = False) -> str:
+        """Return the interval as text, empty if there is none."""
+        sign = "+" if self.signed else ""
+        return format_interval(*self.interval, sign=sign, short=short) if self.interval else ""
+
+
+EMPTY = Value(NOTHING)
+
+
+def count_value(n: int) -> Value:
+    """Return a cell with a count."""
+    return Value(format_count(n), n)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a table that belong together; they are sorted among themselves."""
+class Note:
+    """A sentence under a table or a plot. term: the word that it explains."""
 
-    rows: Sequence[Sequence[Value | str]]
-    heading: str = ""
+    text: str
+    term: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.term}: {self.text}" if self.term else self.text
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of a table that belong together and are sorted among themselves.
+
+    labels: what they have in common, by name, such as the model and the ball. Pages and the terminal
+    show the labels as a heading, Markdown as columns.
+    """
+
+    rows: Sequence[Sequence[Value]]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def heading(self) -> str:
+        counts = ("n", "batches")
+        return ", ".join(
+            f"{name} = {text}" if name in counts else text for name, text in self.labels.items()
+        )
 
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the rows; a column of numbers is known by its values."""
+    """A table. The first column names the rows.
+
+    interval_of: the column whose intervals get a column of their own where text shows the table.
+    level: of its heading; the table of contents lists level 2.
+    """
 
     title: str
     columns: Sequence[str]
-    groups: Sequence[Rows]
-    notes: Sequence[str] = ()
-    level: int = 2  # of its heading; only those of level 2 are in the table of contents
+    groups: Sequence[Group]
+    notes: Sequence[Note] = ()
+    interval_of: str | None = None
+    level: int = 2
+
+    def numeric_columns(self) -> list[bool]:
+        """Return for each column True if every cell that is not empty has a number."""
+        rows = [row for group in self.groups for row in group.rows]
+        return [
+            place > 0 and all(row[place].number is not None for row in rows if not row[place].is_empty)
+            for place in range(len(self.columns))
+        ]
+
+    def spread_interval(self) -> Table:
+        """Return the table with the intervals of `interval_of` in a column of their own."""
+        if self.interval_of is None:
+            return self
+        place = self.columns.index(self.interval_of)
+
+        def spread(row: Sequence[Value]) -> list[Value]:
+            cell = row[place]
+            own = Value(cell.format_interval(), cell.interval[0]) if cell.interval else EMPTY
+            return [*row[:place], replace(cell, interval=None), own, *row[place + 1 :]]
+
+        columns = [*self.columns[: place + 1], INTERVAL, *self.columns[place + 1 :]]
+        groups = [replace(one, rows=[spread(row) for row in one.rows]) for one in self.groups]
+        return replace(self, columns=columns, groups=groups, interval_of=None)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A Vega-Lite specification, see `dent.report.plots`, and its numbers for those who read."""
+    """A Vega-Lite specification, see `dent.report.plots`, and its numbers as a table."""
 
     title: str
     spec: Mapping[str, Any]
     numbers: Table
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
     level: int = 2
 
 
 @dataclass(frozen=True)
 class Record:
-    """An attack recorded step by step, as `CellResult.battle` has it, and of what it is."""
+    """An attack recorded step by step, as `CellResult.battle` holds it, and the name of its cell."""
 
     name: str
     battle: Mapping[str, Any]
@@ -72,27 +145,27 @@ class Record:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Images before and after attacks, and what is said of them."""
+    """Images before and after attacks, and what the models say about them."""
 
     title: str
     records: Sequence[Record]
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
     level: int = 2
 
 
 @dataclass(frozen=True)
 class Battle:
-    """An attack on an image to step through, on the static and the defended model side by side."""
+    """Recorded attacks to step through, on the static and the defended model side by side."""
 
     title: str
     records: Sequence[Record]
-    notes: Sequence[str] = ()
+    notes: Sequence[Note] = ()
     level: int = 2
 
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, then a list. folded: the list is shown when asked for."""
+    """Paragraphs, then a list. folded: the reader opens the list."""
 
     title: str
     paragraphs: Sequence[str] = ()
@@ -106,10 +179,13 @@ Block = Table | Plot | Gallery | Battle | Text
 
 @dataclass(frozen=True)
 class Page:
-    """A report. The first sentence of the lead is what to remember."""
+    """A report. The first sentence of the lead is the one to remember.
+
+    alerts: what is wrong or missing; they stand above everything.
+    """
 
     title: str
     lead: Sequence[str] = ()
     facts: Sequence[tuple[str, str]] = ()
     blocks: Sequence[Block] = ()
-    alerts: Sequence[Text] = ()  # above everything: what is wrong or missing
+    alerts: Sequence[Text] = ()

@@ -1,58 +1,199 @@
-"""The results of evaluations in the terminal."""
+"""The report of an evaluation: as text, as Markdown, and as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from rich.console import Console
-from rich.text import Text
+from dent.evaluation.results import CellResult, Results
+from dent.report.blocks import Battle, Block, Gallery, Group, Note, Page, Record, Table, Text, Value
+from dent.report.evaluation_tables import group_cells, result_tables
+from dent.report.figures import draw_evaluation
+from dent.report.format import (
+    format_ball,
+    format_count,
+    format_p,
+    format_percent,
+    format_points,
+    format_setting,
+)
+from dent.report.text import (
+    WIDTH,
+    escape_markdown,
+    fold_lines,
+    markdown_list,
+    table_markdown,
+    table_text,
+)
 
-from dent.evaluation.compare import Comparison
-from dent.evaluation.results import Results
-from dent.report.sections import BEST, WORST, Section, comparison_section, sections
-from dent.report.table import folded, remarks, section_lines
-
-WIDTH = 100  # where nobody watches, and at the most: longer lines are hard to follow
-STYLES = {"title": "bold", "header": "bold", "group": "cyan", "row": "", "note": "dim"}
-COLORS = {BEST: "green", WORST: "red"}
-
-
-def show_results(results: Results) -> None:
-    """Print all tables, the best and the worst in color, then findings and what is missing.
-
-    It is the text of `Results.table`, in the width of the terminal.
-    """
-    console = Console(highlight=False)
-    shown = sections(results)
-    for section in shown:
-        _show(section, console)
-        console.print()
-    if not shown:
-        console.print("Nothing was evaluated.")
-    for title, lines in remarks(results):
-        _print(console, Text(title, "bold"))
-        for line in folded(lines, _width(console), "- "):
-            _print(console, Text(line))
-        console.print()
-
-
-def show_comparison(rows: Sequence[Comparison]) -> None:
-    """Print the second of two runs beside the first, with intervals and p."""
-    _show(comparison_section(rows), Console(highlight=False))
-
-
-def _show(section: Section, console: Console) -> None:
-    for role, line in section_lines(section, _width(console)):
-        text = Text(line, STYLES[role])
-        if role == "row":
-            for mark, color in COLORS.items():
-                text.highlight_regex(rf" {mark} [\d.]+", f"bold {color}")
-        _print(console, text)
+FACTS = {"data": "data", "n": "points", "batch_size": "batch size", "suite": "attacks", "seed": "seed"}
+NOT_DONE = ": not done"  # how `CellResult.missing` ends for a unit that was not started
+NOTHING_EVALUATED = "Nothing was evaluated."
+BATTLE = Note(
+    "One image, one attack, step by step: against the static model, and against the defended model, "
+    "which adapts to the whole batch at every step. Choose an image, then play the attack or use the "
+    "arrow keys."
+)
+GALLERY = Note(
+    "The same images at the end: natural, attacked for the static model, and attacked for the defended "
+    "model, with the answers of both models. Perturbations are magnified; gray means no change."
+)
+HOW_TO_READ = (
+    "Trust the worst case. A point counts if the model classifies it correctly without an attack and "
+    "under every attack that was run. It is an upper bound, because other attacks exist. The claimed "
+    "accuracy is what one would report without the attacks made for adaptation; the gap is the part of "
+    "the claim that does not stand. All attacks are judged on the same points in the same batches, so a "
+    "defense is compared with its static model point by point; p is the probability that chance alone "
+    "makes such a difference. Each accuracy comes with its 95 % interval (Wilson), and with its number "
+    "of points where this differs from the rest of its row."
+)
 
 
-def _width(console: Console) -> int:
-    return min(console.width, WIDTH) if console.is_terminal else WIDTH
+def list_findings(results: Results) -> list[str]:
+    """Return each finding once, with the cells that it is about."""
+    places: dict[str, list[str]] = {}
+    for cell in results.cells:
+        for one in cell.findings:
+            figures = ", ".join(f"{name} {value:g}" for name, value in one.get("figures", {}).items())
+            place = str(cell.cell) + (f" ({figures})" if figures else "")
+            places.setdefault(f"{one['name']}: {one['message']}", []).append(place)
+    return [f"{finding} [{'; '.join(cells)}]" for finding, cells in places.items()]
 
 
-def _print(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True)  # the lines are already as wide as they may be
+def list_missing(results: Results) -> list[str]:
+    """Return the units that failed, then those that were not done."""
+    missing = [name for cell in results.cells for name in cell.missing]
+    return sorted(missing, key=lambda name: name.endswith(NOT_DONE))
+
+
+def list_remarks(results: Results, most: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield what tables do not show, each with its title: findings, and units that are missing."""
+    if findings := list_findings(results):
+        yield "Findings", findings
+    if missing := list_missing(results):
+        more = len(missing) - most
+        rest = [f"and {format_count(more)} more; results.json has all"] if more > 0 else []
+        count = format_count(len(missing))
+        yield f"Missing: {count} units failed or were not done", missing[:most] + rest
+
+
+def results_text(results: Results, width: int = WIDTH) -> str:
+    """Return all tables as aligned text, then findings and what is missing."""
+    parts = [table_text(table, width) for table in result_tables(results)] or [NOTHING_EVALUATED]
+    for title, lines in list_remarks(results, most=10):
+        parts.append("\n".join([title, *fold_lines(lines, width, "- ")]))
+    return "\n\n".join(parts)
+
+
+def results_markdown(results: Results) -> str:
+    """Return report.md: what was asked, the tables with all intervals, and how to read them."""
+    asked = [f"{name}: {format_setting(value)}" for name, value in _list_settings(results).items()]
+    parts = ["# Evaluation", markdown_list(asked)]
+    if not results.complete:
+        parts.append("**The run is not complete.** The end of this report names what is missing.")
+    for table in result_tables(results):
+        parts += [f"## {table.title}", table_markdown(table), markdown_list(table.notes)]
+    parts += ["## How to read it", HOW_TO_READ]
+    for title, lines in list_remarks(results, most=100):
+        parts += [f"## {escape_markdown(title)}", markdown_list(lines)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _list_settings(results: Results) -> dict[str, object]:
+    asked: dict[str, object] = results.about.get("asked", {})
+    rest = {name: value for name, value in results.about.items() if name not in ("asked", "plan")}
+    return asked | rest
+
+
+def evaluation_page(results: Results) -> Page:
+    """Return the page of an evaluation, with whatever the results hold."""
+    settings = _list_settings(results)
+    facts = [
+        (title, format_setting(settings[name]))
+        for name, title in FACTS.items()
+        if settings.get(name) is not None
+    ]
+    models = dict.fromkeys(cell.cell.model for cell in results.cells)
+    return Page(
+        title="Evaluation" + (f" of {', '.join(models)}" if models else ""),
+        lead=write_headlines(results),
+        facts=facts,
+        blocks=tuple(_list_blocks(results)),
+        alerts=tuple(_list_alerts(results)),
+    )
+
+
+def write_headlines(results: Results) -> list[str]:
+    """Return for each model in a ball what its best defense claims and what stands, the best first."""
+    scored = [
+        [cell for cell in cells if cell.worst.n] for cells in group_cells(results).values()
+    ]  # fmt: skip
+    best = [
+        max(cells, key=lambda cell: (not cell.cell.static, cell.worst.percent))
+        for cells in scored
+        if cells
+    ]
+    best.sort(key=lambda cell: -cell.worst.percent)
+    if not best:
+        return ["No worst case is known yet." if results.cells else NOTHING_EVALUATED]
+    return [_write_headline(cell) for cell in best]
+
+
+def _write_headline(cell: CellResult) -> str:
+    defense = "The static model" if cell.cell.static else cell.cell.defense
+    name = f"{defense} ({cell.cell.model}, {format_ball(cell.cell.norm, cell.cell.eps)})"
+    stands = f"{format_percent(cell.worst.percent)} % stands"
+    text = f"{name}: {stands}"
+    if cell.claimed is not None and cell.claimed.n:
+        text = f"{name} claims {format_percent(cell.claimed.percent)} %; {stands}"
+    versus = cell.versus_static
+    if cell.cell.static or versus is None or not versus.n:
+        return f"{text}."
+    by = format_points(abs(versus.difference))
+    side = "above" if versus.difference > 0 else "below"
+    than = "as the static model" if by == "0.0" else f"{by} points {side} the static model"
+    if versus.p is None:
+        return f"{text}, {than} (no p; the table says why)."
+    chance = "" if versus.p < 0.05 else ": may be chance"
+    return f"{text}, {than} ({format_p(versus.p, named=True)}{chance})."
+
+
+def _list_alerts(results: Results) -> Iterator[Text]:
+    missing = list_missing(results)
+    if not missing:
+        return
+    undone = sum(name.endswith(NOT_DONE) for name in missing)
+    failed = len(missing) - undone
+    counts = [f"{format_count(failed)} failed"] if failed else []
+    if undone:
+        counts.append(f"{format_count(undone)} {'was' if undone == 1 else 'were'} not done")
+    advice = (
+        "Each number below uses the batches for which everything it needs is there. Run the same "
+        "command again to do the rest."
+    )
+    title = f"The run is not complete: of its units, {' and '.join(counts)}."
+    yield Text(title, (advice,), missing[:200], folded=True)
+
+
+def _list_blocks(results: Results) -> Iterator[Block]:
+    tables = result_tables(results)
+    if not tables:
+        return
+    yield tables[0]
+    yield Text("How to read it", (HOW_TO_READ,), level=3)
+    yield from draw_evaluation(results)
+    records = [
+        Record(str(cell.cell), battle, cell.cell.defense)
+        for cell in results.cells
+        if (battle := cell.battle) and battle.get("images")
+    ]
+    if records:
+        yield Battle("The battle", records, (BATTLE,))
+        yield Gallery("Gallery", records, (GALLERY,))
+    yield from tables[1:]
+    if findings := list_findings(results):
+        yield Text("Findings", items=findings)
+    rows = [
+        [Value(name.replace("_", " ")), Value(format_setting(value))]
+        for name, value in _list_settings(results).items()
+    ]
+    yield Table("How it was run", ("setting", "value"), [Group(rows)])

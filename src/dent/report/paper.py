@@ -1,119 +1,177 @@
-"""The paper's tables with what was found here, for the terminal, Markdown and the page."""
+"""The report of a reproduction: the paper's tables beside our numbers, as Markdown and as a page."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
+from collections.abc import Iterable, Iterator, Sequence
 
 from dent.evaluation.attacks import kind_of
-from dent.paper.claims import Judgment
-from dent.paper.measured import Measured
-from dent.paper.reproduction import Reproduction
+from dent.evaluation.results import Score
+from dent.paper.claims import Judgment, judge_claims
+from dent.paper.results import Measurement, Reproduction
 from dent.paper.scales import Work
-from dent.paper.tables import Number, Part, Table, tables
-from dent.report import wording
-from dent.report.wording import NOTHING, points_text
+from dent.paper.tables import PaperTable, Part, tables
+from dent.report.blocks import (
+    EMPTY,
+    INTERVAL,
+    Battle,
+    Block,
+    Gallery,
+    Group,
+    Note,
+    Page,
+    Record,
+    Table,
+    Text,
+    Value,
+)
+from dent.report.claims import claim_table, summarize_claims, write_evidence
+from dent.report.evaluation import BATTLE, GALLERY
+from dent.report.figures import draw_curves
+from dent.report.format import (
+    format_count,
+    format_interval,
+    format_number,
+    format_percent,
+    format_points,
+)
+from dent.report.text import markdown_list, table_markdown
 
-LINES = ("published", "here", "95 % interval", "difference", "worst case")
+HOW_TO_READ = (
+    "published: as the paper prints it",
+    "here: the same number under the attacks of this scale, with its 95 % interval",
+    "difference: here minus published",
+    "worst case: what stands when attacks made for adaptation are added; the paper did not run these",
+)
+STANDS_IN = (
+    "Where another model stands in for the paper's, compare the direction of a row, not its numbers."
+)
+MISSING = (
+    "Some numbers are missing, or are on fewer points. The same command tries again what failed."
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A part of a table: for each of its rows a line of each kind that has anything to say."""
+def name_table(table: PaperTable) -> str:
+    """Return the name of a table as one says it.
 
-    title: str
-    columns: tuple[str, ...]  # the row, the kind of the line, and the columns of the paper
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
+    >>> from dent.paper.tables import find_table
+    >>> name_table(find_table("sota")), name_table(find_table("text-imagenet"))
+    ('Table 1', 'In the text')
+    """
+    is_text = table.name.startswith("text-")
+    return "In the text" if is_text else table.name.replace("-", " ").capitalize()
 
 
-def grids(found: Reproduction, table: Table) -> list[Grid]:
-    """The parts of a table; the notes are of all of them, and come with the last."""
+def title_table(table: PaperTable) -> str:
+    """Return the name and the caption of a table."""
+    return f"{name_table(table)}: {table.caption}"
+
+
+def part_tables(
+    reproduction: Reproduction, table: PaperTable, *, interval_rows: bool = False
+) -> list[Table]:
+    """Return the parts of a table; the notes on all parts stand under the last.
+
+    interval_rows: give intervals rows of their own, and leave out those of the worst case.
+    """
+    alone = len(table.parts) == 1 and not interval_rows
     made = []
-    for part, measured in zip(table.parts, found.measured(table), strict=True):
-        rows: list[tuple[str, ...]] = []
-        for title, numbers in zip(part.rows, measured, strict=True):
-            rows += _lines(title, numbers)
-        made.append(Grid(part.title, (part_head(part), "", *part.columns), tuple(rows)))
-    made[-1] = Grid(made[-1].title, made[-1].columns, made[-1].rows, tuple(notes(found, table)))
+    for part, rows in zip(table.parts, reproduction.measure_table(table), strict=True):
+        head = "model" if _has_models(part) else ""
+        groups = [
+            Group(list(_make_lines(numbers, interval_rows)), {head: title})
+            for title, numbers in zip(part.rows, rows, strict=True)
+        ]
+        notes = list_notes(reproduction, table) if part is table.parts[-1] else ()
+        columns = (part.name if alone else "", *part.columns)
+        title, level = (title_table(table), 2) if alone else (part.name, 3)
+        made.append(Table(title, columns, groups, notes, level=level))
     return made
 
 
-def part_head(part: Part) -> str:
-    """What the rows are, if they are models, which are named by their authors and the year."""
-    return "model" if all(row[-4:].isdigit() for row in part.rows) else ""
+def _has_models(part: Part) -> bool:
+    """Return True if the rows are models, which are named by their authors and the year."""
+    return all(row[-4:].isdigit() for row in part.rows)
 
 
-def _lines(title: str, numbers: Sequence[Measured]) -> list[tuple[str, ...]]:
+def _make_lines(numbers: Sequence[Measurement], interval_rows: bool) -> Iterator[list[Value]]:
+    """Yield a line for each kind of number that there is; the line of ours is always there."""
     lines = {
-        "published": [published_text(one.number) for one in numbers],
-        "here": [number_text(one.ours) for one in numbers],
-        "95 % interval": [interval_text(one) for one in numbers],
-        "difference": [number_text(one.difference, sign=True) for one in numbers],
-        "worst case": [number_text(one.worst.percent if one.worst else None) for one in numbers],
+        "published": [_published_value(one) for one in numbers],
+        "here": [_our_value(one, interval=not interval_rows) for one in numbers],
+        INTERVAL: [_interval_value(one) for one in numbers] if interval_rows else [],
+        "difference": [_difference_value(one) for one in numbers],
+        "worst case": [_worst_value(one.worst, interval=not interval_rows) for one in numbers],
     }
-    kept = [(name, texts) for name, texts in lines.items() if set(texts) != {NOTHING} or name == "here"]
-    return [(title if not place else "", name, *texts) for place, (name, texts) in enumerate(kept)]
+    for name, values in lines.items():
+        if name == "here" or any(not value.is_empty for value in values):
+            shown = name if interval_rows else name.replace(" ", "\N{NO-BREAK SPACE}")
+            yield [Value(shown), *values]
 
 
-def number_text(value: float | None, *, sign: bool = False) -> str:
-    """One digit after the point; of small numbers three.
-
-    >>> number_text(63.28), number_text(-1.04, sign=True), number_text(0.0312)
-    ('63.3', '-1.0', '0.031')
-    """
-    if value is None:
-        return NOTHING
-    if sign:
-        return points_text(value, sign="+")
-    return f"{value:.{1 if abs(value) >= 1 or value == 0 else 3}f}"
+def _published_value(one: Measurement) -> Value:
+    published = one.number.published
+    return Value(format_percent(published), published)
 
 
-def published_text(number: Number) -> str:
-    """As the paper prints it."""
-    return NOTHING if number.published is None else f"{number.published:.1f}"
+def _our_value(one: Measurement, *, interval: bool) -> Value:
+    ends = one.interval if interval else None
+    return Value(format_number(one.ours), one.ours, ends, strong=True) if one.ours is not None else EMPTY
 
 
-def interval_text(one: Measured) -> str:
-    if one.score:
-        return wording.interval_text(one.score)
-    return NOTHING if one.low is None or one.high is None else f"{one.low:.0f} to {one.high:.0f}"
+def _interval_value(one: Measurement) -> Value:
+    return Value(format_interval(*one.interval), one.interval[0]) if one.interval else EMPTY
 
 
-def notes(found: Reproduction, table: Table) -> list[str]:
-    """What the numbers are of: stand-ins, points, attacks; and what is missing, with why."""
-    numbers = list(found.by_reference(table).values())
+def _difference_value(one: Measurement) -> Value:
+    return Value(format_points(one.difference, sign="+"), one.difference)
+
+
+def _worst_value(worst: Score | None, *, interval: bool) -> Value:
+    if worst is None:
+        return EMPTY
+    ends = (worst.low, worst.high) if interval else None
+    return Value(format_number(worst.percent), worst.percent, ends, strong=True, tone="bad")
+
+
+def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
+    """Return what the numbers are of (stand-ins, points, attacks), and what is missing and why."""
+    numbers = list(reproduction.by_reference(table).values())
     works = [one.work for one in numbers if one.work]
-    said = [table.note] if table.note else []
+    notes = [Note(table.note)] if table.note else []
+    notes += [Note(text) for text in _list_stand_ins(numbers)]
+    if any(one.work.defense not in (one.number.ask.defense, "static") for one in numbers if one.work):
+        notes.append(Note(f"At this scale, updates are at most {reproduction.scale.most_updates}."))
+    if counts := sorted({one.n for one in numbers if one.n}):
+        ends = dict.fromkeys(map(format_count, (counts[0], counts[-1])))
+        notes.append(Note(f"n = {' to '.join(ends)}."))
+    notes += _list_attacks(works)
+    missing = Counter(one.missing for one in numbers if one.missing)
+    for why, count in missing.items():
+        notes.append(Note(f"{_join_lines(why)}.", f"Missing, {count} of {len(numbers)} numbers"))
+    keys = dict.fromkeys(map(reproduction.key, works))
+    cells = [reproduction.cells[key] for key in keys if key in reproduction.cells]
+    if incomplete := [cell.missing[0] for cell in cells if cell.missing]:
+        term = f"Incomplete, {len(incomplete)} of {len(keys)} evaluations"
+        notes.append(Note(f"{_join_lines(incomplete[0])}.", term))
+    return notes
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _list_stand_ins(numbers: Iterable[Measurement]) -> list[str]:
     stands: dict[str, dict[str, None]] = {}
     for one in numbers:
         if one.work and one.work.stands_in:
             what = f"{one.work.model}, {one.work.note}," if one.work.note else one.work.model
             stands.setdefault(what, {})[one.number.ask.model] = None
-    said += [f"{model} stands in for {', '.join(paper)}." for model, paper in stands.items()]
-    if any(one.work.defense not in (one.number.ask.defense, "static") for one in numbers if one.work):
-        said.append(f"At this scale, updates are at most {found.scale.most_updates}.")
-    counts = sorted({one.n for one in numbers if one.n})
-    if counts:
-        said.append(f"n = {' to '.join(f'{n:,}' for n in dict.fromkeys((counts[0], counts[-1])))}.")
-    said += _attacks(works)
-    missing = Counter(one.missing for one in numbers if one.missing)
-    said += [f"Missing, {count} of {len(numbers)} numbers: {why}." for why, count in missing.items()]
-    keys = dict.fromkeys(map(found.key, works))
-    failed = [key for key in keys if key in found.found and found.found[key].missing]
-    if failed:
-        first = found.found[failed[0]].missing[0]
-        said.append(f"Incomplete, {len(failed)} of {len(keys)} evaluations: {first}.")
-    return [" ".join(note.split()) for note in said]
+    return [f"{model} stands in for {', '.join(paper)}." for model, paper in stands.items()]
 
 
-def _attacks(works: Sequence[Work]) -> Iterator[str]:
-    """Those of the paper as they are run here, and those that the worst case has besides."""
+def _list_attacks(works: Sequence[Work]) -> Iterator[Note]:
+    """Yield the paper's attacks as they are run here, and those that the worst case adds."""
     own: dict[str, dict[str, None]] = {}
     added: dict[str, dict[str, None]] = {}
     for text in (text for work in works for text in work.attacks):
@@ -121,167 +179,120 @@ def _attacks(works: Sequence[Work]) -> Iterator[str]:
         kinds = added if kind_of(name) == "adaptive" else own
         kinds.setdefault(name, {})[text] = None
     reference = ["the reference AutoAttack, re-batching included"] * any(one.protocol for one in works)
-    shown = reference + [_range(list(texts)) for texts in own.values()]
-    if shown:
-        yield f"Attacks: {'; '.join(shown)}."
+    if shown := reference + [_join_range(list(texts)) for texts in own.values()]:
+        yield Note(f"{'; '.join(shown)}.", "Attacks")
     if added:
-        yield f"For the worst case also: {'; '.join(_range(list(texts)) for texts in added.values())}."
+        texts = "; ".join(_join_range(list(texts)) for texts in added.values())
+        yield Note(f"{texts}.", "For the worst case also")
 
 
-def _range(texts: Sequence[str]) -> str:
-    """An attack with its settings, where these vary from the first to the last.
+def _join_range(texts: Sequence[str]) -> str:
+    """Return an attack with its settings, from the first to the last if these vary.
 
-    >>> _range(["pgd:steps=1"]), _range(["pgd:steps=1", "pgd:steps=2", "pgd:steps=9"])
+    >>> _join_range(["pgd:steps=1"]), _join_range(["pgd:steps=1", "pgd:steps=2", "pgd:steps=9"])
     ('pgd:steps=1', 'pgd:steps=1 to pgd:steps=9')
     """
     word = " or " if len(texts) == 2 else " to "
     return word.join(dict.fromkeys((texts[0], texts[-1])))
 
 
-VERDICTS = {
-    "holds": "holds here",
-    "does not hold": "does not hold here",
-    "cannot be told": "cannot be told at this n",
-}
-
-
-def claim_rows(judgments: Sequence[Judgment]) -> list[dict[str, str]]:
-    """A line for each claim: the paper's own numbers, here, and in the worst case."""
-    return [
-        {
-            "claim": one.claim.text,
-            "where": one.claim.where,
-            "its own numbers": one.published_verdict,
-            "here": VERDICTS[one.verdict],
-            "in the worst case": VERDICTS[one.worst_verdict] if one.worst_verdict else NOTHING,
-            "evidence": "; ".join(one.evidence),
-        }
-        for one in judgments
-    ]
-
-
-def paper_markdown(found: Reproduction) -> str:
-    """All tables that were begun, what was not, and the claims."""
-    scale = found.scale
-    lines = [f"# The paper, reproduced: scale {scale.name}", "", sentence(scale.title), ""]
-    for table in found.begun():
-        lines += [f"## {heading(table)}", ""]
-        for grid in grids(found, table):
-            lines += [f"**{grid.title}**", "", *_markdown_rows(grid), ""]
-            lines += [f"- {_plain(note)}" for note in grid.notes] + [""] * bool(grid.notes)
-    if absent := not_begun(found):
-        lines += ["## Not measured", "", *(f"- {_plain(line)}" for line in absent), ""]
-    lines += ["## Claims of the paper's text", ""]
-    rows = claim_rows(found.judgments())
-    columns = [name for name in rows[0] if name != "evidence"]
-    lines += [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    lines += [f"| {' | '.join(_escaped(row[name]) for name in columns)} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def not_begun(found: Reproduction) -> list[str]:
-    """The tables of which no number is there, each with why."""
-    begun = {table.name for table in found.begun()}
+def list_not_begun(reproduction: Reproduction) -> list[str]:
+    """Return the tables of which no number was measured, each with the reasons."""
+    begun = {table.name for table in reproduction.list_begun()}
     lines = []
     for table in tables().values():
         if table.name not in begun:
-            why = dict.fromkeys(one.missing or "" for one in found.by_reference(table).values())
-            lines.append(" ".join(f"{heading(table)}: {'; '.join(filter(None, why))}.".split()))
+            why = dict.fromkeys(one.missing for one in reproduction.by_reference(table).values())
+            lines.append(_join_lines(f"{title_table(table)}: {'; '.join(filter(None, why))}."))
     return lines
 
 
-def heading(table: Table) -> str:
-    """Its name as one says it, and what it is.
-
-    >>> from dent.paper.tables import find_table
-    >>> heading(find_table("sota")).partition(":")[0]
-    'Table 1'
-    """
-    kind = table.name.partition("-")[0]
-    name = "In the text" if kind == "text" else table.name.replace("-", " ").capitalize()
-    return f"{name}: {table.title}"
-
-
-def _markdown_rows(grid: Grid) -> list[str]:
-    head = [
-        f"| {' | '.join(map(_escaped, grid.columns))} |",
-        "|---|---|" + "---:|" * (len(grid.columns) - 2),
-    ]
-    return head + [f"| {' | '.join(map(_escaped, row))} |" for row in grid.rows]
-
-
-def _escaped(text: str) -> str:
-    return _plain(text).replace("|", "\\|")
-
-
-def _plain(text: str) -> str:
-    """Markdown takes it for no HTML."""
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def show_table(found: Reproduction, table: Table) -> None:
-    """Print a table of the paper with what was found."""
-    console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=140)
-    console.print(Text(heading(table), "bold"))
-    for grid in grids(found, table):
-        shown = RichTable(box=None, header_style="bold", pad_edge=False, title_justify="left")
-        for place, column in enumerate(grid.columns):
-            shown.add_column(
-                Text(column or (grid.title if not place else "")),
-                justify="left" if place < 2 else "right",
-            )
-        for row in grid.rows:
-            shown.add_row(*map(Text, row), style=STYLES.get(row[1], ""))
-        console.print(shown)
-        for note in grid.notes:
-            console.print(Text(note, "dim"))
-    console.print()
-
-
-STYLES = {
-    "here": "bold",
-    "worst case": "bold red",
-    "published": "",
-    "95 % interval": "dim",
-    "difference": "dim",
-}
-
-
-def show_claims(judgments: Sequence[Judgment]) -> None:
-    """Print each claim with its verdicts."""
-    console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=160)
-    shown = RichTable(box=None, header_style="bold", pad_edge=False)
-    rows = claim_rows(judgments)
-    for column in rows[0]:
-        if column != "evidence":
-            shown.add_column(column, overflow="fold")
-    for row in rows:
-        shown.add_row(*(Text(value, _color(value)) for name, value in row.items() if name != "evidence"))
-    console.print(shown)
-
-
-def _color(text: str) -> str:
-    return {"holds here": "green", "does not hold here": "red"}.get(text, "")
-
-
-def paper_rows(found: Reproduction) -> list[dict[str, object]]:
-    """Every table and figure, and how much of it is measured."""
+def table_rows(reproduction: Reproduction) -> list[dict[str, object]]:
+    """Return a row for every table and figure, with how many of its numbers were measured."""
     rows = []
     for table in tables().values():
-        numbers = found.by_reference(table).values()
+        numbers = reproduction.by_reference(table).values()
         rows.append(
             {
                 "name": table.name,
                 "label": table.label,
-                "what it is": table.title,
+                "what it is": table.caption,
                 "numbers": len(numbers),
                 "published": sum(one.number.published is not None for one in numbers),
                 "here": sum(one.ours is not None for one in numbers),
             }
         )
     return rows
+
+
+def paper_markdown(reproduction: Reproduction) -> str:
+    """Return all tables that were begun, the others with the reason, and the claims."""
+    scale = reproduction.scale
+    parts = [f"# The paper, reproduced: scale {scale.name}", f"{_capitalize(scale.summary)}."]
+    for table in reproduction.list_begun():
+        parts.append(f"## {title_table(table)}")
+        for one in part_tables(reproduction, table, interval_rows=True):
+            parts += [f"**{one.title}**", table_markdown(one), markdown_list(one.notes)]
+    if absent := list_not_begun(reproduction):
+        parts += ["## Not measured", markdown_list(absent)]
+    claims = claim_table(judge_claims(reproduction))
+    parts += ["## Claims of the paper's text", table_markdown(claims), markdown_list(claims.notes)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _capitalize(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def paper_page(reproduction: Reproduction) -> Page:
+    """Return the page of a reproduction, with whatever was measured."""
+    begun, judgments = reproduction.list_begun(), judge_claims(reproduction)
+    scale = reproduction.scale
+    facts = [("scale", scale.name), ("tables", str(len(begun))), ("seed", str(reproduction.seed))]
+    facts += [("evaluations", str(len(reproduction.cells))), ("device", reproduction.device)]
+    return Page(
+        title="The paper, reproduced",
+        lead=(*summarize_claims(judgments), f"Scale {scale.name}: {scale.summary}."),
+        facts=facts,
+        blocks=tuple(_list_blocks(reproduction, begun, judgments)),
+        alerts=tuple(_list_alerts(reproduction)),
+    )
+
+
+def _list_blocks(
+    reproduction: Reproduction, begun: Sequence[PaperTable], judgments: Sequence[Judgment]
+) -> Iterator[Block]:
+    yield claim_table(judgments)
+    behind = [write_evidence(one) for one in judgments]
+    yield Text("The numbers behind each claim", items=behind, folded=True, level=3)
+    if begun:
+        yield Text("How to read the tables", (STANDS_IN,), HOW_TO_READ, level=3)
+    for table in begun:
+        if len(table.parts) > 1:
+            yield Text(title_table(table))
+        yield from part_tables(reproduction, table)
+        for part, rows in zip(table.parts, reproduction.measure_table(table), strict=True):
+            yield from draw_curves(table, part, rows, name_table(table))
+    records = [
+        Record(str(cell), one.battle, cell.defense)
+        for one in reproduction.cells.values()
+        for cell in one.evaluation.cells()
+        if one.battle and one.battle.get("images")
+    ]
+    if records:
+        yield Battle("The battle", records, (BATTLE,))
+        yield Gallery("Gallery", records, (GALLERY,))
+    if absent := list_not_begun(reproduction):
+        yield Text("Not measured", items=absent, folded=len(absent) > 5)
+
+
+def _list_alerts(reproduction: Reproduction) -> Iterator[Text]:
+    troubles = list(dict.fromkeys(reproduction.troubles.values()))
+    failed = [
+        f"{cell}: {one.missing[0]}" + (f", and {len(one.missing) - 1} more" * (len(one.missing) > 1))
+        for one in reproduction.cells.values()
+        for cell in one.evaluation.cells()
+        if one.missing
+    ]
+    if items := troubles + failed:
+        yield Text("Not all of it is there", (MISSING,), items, folded=len(items) > 3)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from dent.report.format import format_interval
 
 Spec = dict[str, Any]
 Row = Mapping[str, Any]
@@ -158,74 +160,71 @@ def cost_gain(rows: Sequence[Row]) -> Spec:
     return _spec(_beside(rows, "cost", near), [zero, bar, dot, name], height=280)
 
 
+class Look(NamedTuple):
+    """How a line is drawn."""
+
+    color: str
+    shape: str
+    dash: Sequence[int] = (1, 0)
+
+
 def curve(
     rows: Sequence[Row],
     x: str,
     y: str,
-    series: str,
-    low: str | None = None,
-    high: str | None = None,
     *,
-    n: str | None = "n",
-    dashed: Sequence[str] = (),
-    log: bool | None = None,
+    looks: Mapping[str, Look] | None = None,
     percent: bool = True,
 ) -> Spec:
-    """Lines of y over x, one for each series, with intervals where they are known.
+    """Return lines of y over x, one for each series, with intervals where they are known.
 
-    x, y, series, low, high, n: under which names the rows have these; x and y are also the titles.
-    dashed: series that are not of this run, such as published numbers.
-    log: of the axis of x; unless told, where its values double several times.
+    rows: x, y, series, and optionally low, high, n; rows without x or y are left out.
+    x, y: the titles of the axes. looks: how to draw each series; otherwise each has a color and a shape.
+    The axis of x is logarithmic if its values double at least `DOUBLINGS` times.
 
-    >>> spec = curve([{"steps": 1, "accuracy": 50.0, "of": "dent"}], "steps", "accuracy", "of")
+    >>> spec = curve([{"x": 1, "y": 50.0, "series": "dent"}], "steps", "accuracy")
     >>> spec["data"]["values"]
-    [{'x': 1, 'y': 50.0, 'series': 'dent', 'line': 'own', 'n': '', 'interval': ''}]
+    [{'x': 1, 'y': 50.0, 'series': 'dent', 'n': '', 'interval': ''}]
     """
-    data = [_curve_row(row, x, y, series, low, high, n, dashed) for row in rows]
-    data = [row for row in data if row["x"] is not None and row["y"] is not None]
+    data = [_curve_row(row) for row in rows if row["x"] is not None and row["y"] is not None]
+    names = list(dict.fromkeys(row["series"] for row in data))
     values = sorted({row["x"] for row in data})
-    if log is None:
-        log = bool(values) and values[0] > 0 and values[-1] / values[0] >= 2**DOUBLINGS
+    log = bool(values) and values[0] > 0 and values[-1] / values[0] >= 2**DOUBLINGS
     across: Spec = {"field": "x", "type": "quantitative", "title": x}
     across["scale"] = (
         {"type": "log", "base": 2, "nice": False} if log else {"zero": False, "nice": False}
     )
-    across["axis"] = {"grid": False, "labelOverlap": True, "format": "~r" if log else ".6~g"}
+    across["axis"] = {"grid": False, "labelOverlap": True, "format": ".6~g"}  # Vega may round else
     across["axis"] |= {"values": values} if len(values) <= 12 else {}
     up: Spec = {"type": "quantitative", "title": y, "scale": {"zero": percent}}
-    color = _series(data)
+    looks = looks or {
+        name: Look(PALETTE[place % len(PALETTE)], SHAPES[place % len(SHAPES)])
+        for place, name in enumerate(names)
+    }
+    color = _series(data) | {"scale": _range(names, [looks[name].color for name in names])}
+    shape = color | {"scale": _range(names, [looks[name].shape for name in names])}
     tooltip = _tooltip(series="series", x=x, y=y, interval="95 % interval", n="n")
     tooltip[2]["format"] = ".1f" if percent else "~g"
     both = {"x": across, "color": color, "opacity": _picked(1)}
     line = _layer({"type": "line", "strokeWidth": 2}, **both, y={**up, "field": "y"})
-    line["encoding"]["strokeDash"] = {
-        "field": "line", "type": "nominal", "legend": None,
-        "scale": _range(["own", "other"], [[1, 0], [5, 4]]),
-    }  # fmt: skip
+    dashes = _range(names, [list(looks[name].dash) for name in names])
+    line["encoding"]["strokeDash"] = {"field": "series", "legend": None, "scale": dashes}
     dot = _layer({"type": "point", "filled": True, "size": 60}, **both, y={**up, "field": "y"})
-    dot["encoding"] |= {"shape": {**color, "scale": _range(color["scale"]["domain"], SHAPES)}}
-    dot["encoding"] |= {"tooltip": tooltip}
+    dot["encoding"] |= {"shape": shape, "tooltip": tooltip}
     dot["params"] = [_legend_click("series")]
     bar = _layer({"type": "rule", "strokeWidth": 1.2, "strokeOpacity": 0.6}, **both)
     bar["encoding"] |= {"y": {**up, "field": "low"}, "y2": {"field": "high"}}
     bar["transform"] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
-    has_bars = any(row.get("low") is not None for row in data)
+    has_bars = any("low" in row for row in data)
     return _spec(data, [*([bar] if has_bars else []), line, dot], height=300)
 
 
-def _curve_row(
-    row: Row, x: str, y: str, series: str, low: str | None, high: str | None, n: str | None,
-    dashed: Sequence[str],
-) -> dict[str, Any]:  # fmt: skip
-    """With names that Vega takes for no expression, whatever they are called."""
-    made = {"x": row.get(x), "y": row.get(y), "series": str(row[series])}
-    made["line"] = "other" if made["series"] in dashed else "own"
-    made["n"] = row.get(n, "") if n else ""
-    ends = (row.get(low) if low else None, row.get(high) if high else None)
-    if None not in ends:
-        made |= {"low": ends[0], "high": ends[1]}
-    made["interval"] = f"{ends[0]:.1f} to {ends[1]:.1f}" if None not in ends else ""
-    return made
+def _curve_row(row: Row) -> dict[str, Any]:
+    made = {name: row[name] for name in ("x", "y", "series")} | {"n": row.get("n", ""), "interval": ""}
+    if row.get("low") is None or row.get("high") is None:
+        return made
+    made["interval"] = format_interval(row["low"], row["high"])
+    return made | {"low": row["low"], "high": row["high"]}
 
 
 def _beside(rows: Sequence[Row], x: str, near: float) -> list[dict[str, Any]]:

@@ -1,0 +1,171 @@
+"""The paper's claims with their verdicts, and the numbers behind each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import takewhile
+from typing import Any
+
+from dent.paper.claims import Judgment
+from dent.paper.tables import tables
+from dent.paper.verdicts import SERIES, SHARES, Difference, Evidence, Verdict
+from dent.report.blocks import EMPTY, Group, Note, Table, Tone, Value
+from dent.report.format import format_count, format_percent, format_points
+
+CLAIM_NOTES = (
+    Note("by the 95 % interval of the difference, on the same points.", "here"),
+    Note("the same with attacks made for adaptation, which the paper did not run.", "worst case"),
+    Note("by the paper's own numbers, as it prints them.", "published"),
+    Note("this n is too small, or a number is missing.", "cannot be told"),
+)
+TONES: dict[Verdict, Tone] = {"holds": "good", "does not hold": "bad"}
+
+
+def claim_table(judgments: Sequence[Judgment]) -> Table:
+    """Return a row for each claim, with its verdicts."""
+    rows = []
+    for one in judgments:
+        verdicts = (one.verdict, one.worst_verdict, one.published_verdict)
+        claim = Value(one.claim.text, details=(one.claim.where,))
+        rows.append([claim, *map(_verdict_value, verdicts)])
+    columns = ("claim", "here", "worst case", "published")
+    return Table("What the paper says, and what holds", columns, [Group(rows)], CLAIM_NOTES)
+
+
+def _verdict_value(verdict: Verdict | None) -> Value:
+    if verdict is None:
+        return EMPTY
+    tone = TONES.get(verdict, "")
+    return Value(verdict, strong=bool(tone), tone=tone)
+
+
+def summarize_claims(judgments: Sequence[Judgment]) -> list[str]:
+    """Return how many claims hold, under the paper's attacks and in the worst case."""
+    here = Counter(one.verdict for one in judgments)
+    worst = Counter(one.worst_verdict for one in judgments if one.worst_verdict)
+    if not here["holds"] and not here["does not hold"]:
+        return ["Nothing can be told about the paper's claims yet."]
+
+    def count(verdicts: Counter[Any]) -> str:
+        known = f"{verdicts['holds']} hold, {verdicts['does not hold']} do not hold"
+        return f"{known}, {verdicts['cannot be told']} cannot be told"
+
+    lines = [f"Of {here.total()} claims of the paper, under its own kind of attack: {count(here)}."]
+    if worst:
+        lines.append(
+            f"Of the {worst.total()} claims on robustness, in the worst case over attacks made for "
+            f"adaptation: {count(worst)}."
+        )
+    return lines
+
+
+def write_evidence(one: Judgment) -> str:
+    """Return a claim with the numbers behind its verdicts."""
+    note = f" {one.claim.note}" if one.claim.note else ""
+    worst = "; ".join(evidence_lines(one.worst_evidence))
+    end = f" In the worst case: {worst}." if worst else ""
+    return f"{one.claim.text}{note} Here: {'; '.join(evidence_lines(one.evidence))}.{end}"
+
+
+def evidence_lines(evidence: Sequence[Evidence]) -> list[str]:
+    """Return a line for each condition; conditions with the same numbers share a line."""
+    places: dict[str, dict[str, None]] = {}
+    for one in evidence:
+        place, line = _describe_evidence(one)
+        places.setdefault(line, {})[place] = None
+    return [": ".join(filter(None, (_join_places(own), line))) for line, own in places.items()]
+
+
+def _describe_evidence(one: Evidence) -> tuple[str, str]:
+    """Return what the references of a condition have in common, and what their numbers say."""
+    condition = one.condition
+    place, names = shorten_references(condition.references)
+    short = dict(zip(condition.references, names, strict=True))
+    first, last = names[0], names[-1]
+    known = {name: value for name, value in one.values.items() if not isinstance(value, str)}
+    if condition.kind == "value_near" and one.ratio is not None:
+        asked = f"{condition.bound:g}, within a factor of {condition.factor:g}"
+        return place, f"{format_percent(one.ratio)} (required: {asked})"
+    if one.difference is None:
+        if one.reason:
+            pair = f"{first} and {last} " if condition.kind != "value_near" else ""
+            return place, f"{pair}{one.reason}"
+        ends = (condition.references[0], condition.references[-1])
+        needed = ends if condition.kind in SERIES else condition.references
+        lacking = [(short[name], one.values[name]) for name in needed if name not in known]
+        return place, "; ".join(": ".join(filter(None, (name, str(why)))) for name, why in lacking)
+    if condition.kind in SERIES:
+        shown = ", ".join(f"{format_percent(value)} ({short[name]})" for name, value in known.items())
+        line = f"{shown}; {first} to {last} {format_difference(one.difference)}"
+        if one.against:
+            early, late, step = one.against
+            line += f"; but {short[early]} to {short[late]} {format_difference(step)}"
+        return place, line
+    share, required = condition.bound if condition.kind in SHARES else 1.0, ""
+    if condition.kind == "same":
+        required = f" (required: within {condition.bound:g})"
+    elif condition.kind == "more" and condition.bound:
+        required = f" (required: more than {condition.bound:g})"
+    numbers = [format_percent(value) for value in (one.difference.first, one.difference.second)]
+    other = last if share == 1 else f"{share:g} of {last}"
+    difference = format_difference(one.difference)
+    return place, f"{first} {numbers[0]}, {other} {numbers[1]}: {difference}{required}"
+
+
+def format_difference(difference: Difference) -> str:
+    """Return a difference with its interval and n.
+
+    >>> format_difference(Difference(70.0, 50.0, 12.0, 27.4, 100))
+    '+20.0 [12.0, 27.4], n = 100'
+    """
+    text = format_points(difference.value, sign="+")
+    if difference.low == difference.high:
+        return text
+    n = "" if difference.n is None else f", n = {format_count(difference.n)}"
+    return f"{text} [{format_points(difference.low)}, {format_points(difference.high)}]{n}"
+
+
+def shorten_references(references: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what references have in common, and a short name for each.
+
+    >>> shorten_references(["table-7/dent+/ding2020/6", "table-7/dent/ding2020/40"])
+    ('table-7 ding2020', ['dent+ 6', 'dent 40'])
+    >>> shorten_references(["figure-4/linf/dent/8/255", "figure-4/linf/dent/4/255"])
+    ('figure-4 linf dent', ['8/255', '4/255'])
+    """
+    paths = [_reference_paths().get(one) or tuple(one.split("/")) for one in references]
+    if len({len(one) for one in paths}) > 1:
+        return "", list(references)
+    common = [len(set(words)) == 1 for words in zip(*paths, strict=True)]
+    place = " ".join(word for word, same in zip(paths[0], common, strict=True) if same)
+    return place, [
+        " ".join(word for word, same in zip(one, common, strict=True) if not same) for one in paths
+    ]
+
+
+@cache
+def _reference_paths() -> dict[str, tuple[str, ...]]:
+    """Return the table, part, row and column of every reference; their names may contain slashes."""
+    paths = [
+        (table.name, part.name, row, column)
+        for table in tables().values()
+        for part in table.parts
+        for row in part.rows
+        for column in part.columns
+    ]
+    return {"/".join(path): path for path in paths}
+
+
+def _join_places(places: Iterable[str]) -> str:
+    """Return several places as one text, with what they begin with once.
+
+    >>> _join_places(["table-1 linf carmon2019", "table-1 linf wong2020"])
+    'table-1 linf carmon2019, wong2020'
+    """
+    words = [place.split(" ") for place in places]
+    columns = zip(*words, strict=False)  # as far as the shortest goes
+    shared = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns)]
+    rests = (" ".join(one[len(shared) :]) for one in words)
+    return " ".join([*shared, ", ".join(filter(None, rests))]).strip()

@@ -1,0 +1,249 @@
+"""The numbers of an evaluation as tables: one row for each defense of a model in a ball."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from dent.evaluation.compare import Comparison
+from dent.evaluation.paired import Paired
+from dent.evaluation.results import CellResult, Results, Score
+from dent.evaluation.units import Cell
+from dent.report.blocks import EMPTY, Group, Mark, Note, Table, Value, count_value
+from dent.report.format import (
+    format_ball,
+    format_cost,
+    format_count,
+    format_p,
+    format_percent,
+    format_points,
+)
+
+Row = Mapping[str, Value]
+
+
+def result_tables(results: Results) -> list[Table]:
+    """Return all tables of the results; tables without rows are left out."""
+    made = [_main_table(results), _attack_table(results), _alone_table(results)]
+    return [table for table in (*made, _scenario_table(results)) if table.groups]
+
+
+def mark_extremes(results: Results) -> dict[Cell, Mark]:
+    """Return the best and the worst of the worst cases of each model in a ball, on the same points."""
+    marks: dict[Cell, Mark] = {}
+    for cells in group_cells(results).values():
+        scored = [cell for cell in cells if cell.worst.n]
+        percents = [cell.worst.percent for cell in scored]
+        same = all(cell.points.keys() == scored[0].points.keys() for cell in scored)
+        if same and len(set(percents)) > 1:
+            for cell, percent in zip(scored, percents, strict=True):
+                if percent in (max(percents), min(percents)):
+                    marks[cell.cell] = "best" if percent == max(percents) else "worst"
+    return marks
+
+
+def score_value(score: Score | None, usual: int | None = None) -> Value:
+    """Return a cell with an accuracy in %, and with its n where that is not the usual one."""
+    if score is None or not score.n:
+        return EMPTY
+    details = (f"n = {format_count(score.n)}",) if usual is not None and score.n != usual else ()
+    return Value(format_percent(score.percent), score.percent, (score.low, score.high), details)
+
+
+def _main_table(results: Results) -> Table:
+    marks = mark_extremes(results)
+    protocols = {cell.protocol is not None for cell in results.cells if cell.claimed}
+    costs = any(cell.cost for cell in results.cells)
+
+    def make_row(cell: CellResult, usual: int) -> Row:
+        row = {"defense": Value(cell.cell.defense), "natural": score_value(cell.natural, usual)}
+        if protocols:
+            claimed = score_value(cell.claimed, usual)
+            if len(protocols) > 1 and cell.protocol is None and cell.claimed:
+                claimed = replace(claimed, details=(*claimed.details, "direct"))
+            row["claimed"] = claimed
+        worst = score_value(cell.worst, usual)
+        row["worst case"] = replace(worst, mark=marks.get(cell.cell, ""), strong=not worst.is_empty)
+        if protocols:
+            row["gap"] = points_value(cell.gap)
+        row["vs static"] = Value("") if cell.cell.static else _versus_value(cell.versus_static)
+        if costs:
+            times = cell.cost.times_flops if cell.cost else None
+            row["cost"] = Value(format_cost(times), times)
+        return row | {"submitted": score_value(cell.submitted, usual)}
+
+    notes = [Note(f"{_describe_claim(protocols)}.", "claimed")] if protocols else []
+    notes.append(Note("correct without an attack and under every attack.", "worst case"))
+    if protocols:
+        notes.append(Note("claimed minus worst case, in percentage points on the same points.", "gap"))
+    versus = "worst case minus that of the static model, in percentage points on the same points"
+    notes.append(Note(f"{versus}; p by McNemar's exact test.", "vs static"))
+    notes += _list_reasons(cell.versus_static for cell in results.cells)
+    if marks:
+        notes.append(Note("the highest and the lowest worst case of a model in a ball.", "best, worst"))
+    if costs:
+        notes.append(Note("operations (FLOPs) of an answer; the static model costs 1x.", "cost"))
+    notes.append(Note("each batch under the one attack that hurts it most.", "submitted"))
+    return _make_table("Accuracy in %", results, make_row, notes, interval_of="worst case")
+
+
+def points_value(points: float | None, *, sign: str = "") -> Value:
+    """Return a cell with percentage points."""
+    return Value(format_points(points, sign=sign), points)
+
+
+def _versus_value(versus: Paired | None) -> Value:
+    if versus is None or not versus.n:
+        return EMPTY
+    details = () if versus.p is None else (format_p(versus.p, named=True),)
+    return replace(points_value(versus.difference, sign="+"), details=details)
+
+
+def _list_reasons(pairs: Iterable[Paired | None]) -> list[Note]:
+    """Return why some of the pairs have no p, each reason once."""
+    reasons = dict.fromkeys(pair.why_no_p for pair in pairs if pair and pair.why_no_p)
+    return [Note(f"{why}.", "no p") for why in reasons]
+
+
+def _describe_claim(protocols: set[bool]) -> str:
+    """Return what is claimed, in words: by the protocol, by direct attacks, or by both."""
+    by_protocol = "under the paper's own protocol (the reference AutoAttack)"
+    by_direct = "under the attacks on the defended model itself, without those made for adaptation"
+    if len(protocols) > 1:
+        return f"{by_protocol}; (direct): {by_direct}"
+    return by_protocol if True in protocols else by_direct
+
+
+def _attack_table(results: Results) -> Table:
+    names = _order_names(results, lambda cell: list(cell.attacks))
+    kinds = {name: kind for cell in results.cells for name, kind in cell.kinds.items()}
+    direct = [name for name in names if kinds.get(name) == "direct"]
+    adaptive = [name for name in names if kinds.get(name) != "direct"]
+
+    def make_row(cell: CellResult, usual: int) -> Row:
+        row = {"defense": Value(cell.cell.defense + "*" * cell.cumulative)}
+        row |= {name: score_value(cell.attacks.get(name), usual) for name in direct}
+        if len(direct) > 1 and adaptive:  # what is claimed where the paper's protocol was not run
+            row["all direct"] = score_value(cell.direct, usual)
+        return row | {name: score_value(cell.attacks.get(name), usual) for name in adaptive}
+
+    notes = []
+    if adaptive:
+        notes.append(Note(f"{', '.join(adaptive)}; the others are direct.", "made for adaptation"))
+    if any(cell.cumulative for cell in results.cells):
+        left = "each attack got only the points that the attacks before it had left standing"
+        notes.append(Note(f"{left}; its number is what stands after all of them.", "*"))
+    title = "Accuracy in % under each attack"
+    return _make_table(title, results, make_row, notes, lambda cell: bool(names))
+
+
+def _alone_table(results: Results) -> Table:
+    broken = {name for cell in results.cells for name, count in (cell.alone or {}).items() if count}
+    names = [name for name in _order_names(results, lambda cell: list(cell.attacks)) if name in broken]
+
+    def make_row(cell: CellResult, usual: int) -> Row:
+        counts = cell.alone or {}
+        shares = {name: 100 * counts[name] / usual for name in names if name in counts and usual}
+        values = {name: Value(format_percent(shares.get(name)), shares.get(name)) for name in names}
+        return {"defense": Value(cell.cell.defense)} | values
+
+    title = "Points that one attack alone breaks, in %"
+    return _make_table(title, results, make_row, (), lambda cell: bool(names and cell.alone))
+
+
+def _scenario_table(results: Results) -> Table:
+    names = _order_names(results, lambda cell: list(cell.scenarios))
+
+    def make_row(cell: CellResult, usual: int) -> Row:
+        values = {name: score_value(cell.scenarios.get(name), 0) for name in names}
+        return {"defense": Value(cell.cell.defense)} | values
+
+    notes = [Note("Each accuracy is on points of its own, and is no part of the worst case.")]
+    title = "Accuracy in % in other batches"
+    return _make_table(
+        title, results, make_row, notes, lambda cell: bool(cell.scenarios), with_n=False
+    )  # fmt: skip
+
+
+def _make_table(
+    title: str,
+    results: Results,
+    make_row: Callable[[CellResult, int], Row],
+    notes: Sequence[Note],
+    is_shown: Callable[[CellResult], bool] = lambda cell: True,
+    *,
+    with_n: bool = True,
+    interval_of: str | None = None,
+) -> Table:
+    """Return a table with a group for each model in a ball.
+
+    with_n: n stands in the heading, or in every row if the rows of a group differ in it.
+    """
+    places = group_cells(results)
+    differ = any(len({cell.worst.n for cell in cells}) > 1 for cells in places.values())
+    columns: list[str] = []
+    groups = []
+    for (model, eps, norm), cells in places.items():
+        rows = [dict(make_row(cell, cell.worst.n)) for cell in cells if is_shown(cell)]
+        if not rows:
+            continue
+        labels = {"model": model, "ball": format_ball(norm, eps)}
+        if with_n and differ:
+            shown = [cell for cell in cells if is_shown(cell)]
+            for row, cell in zip(rows, shown, strict=True):
+                row["n"] = count_value(cell.worst.n)
+        elif with_n:
+            labels["n"] = format_count(cells[0].worst.n)
+            if len(batches := {cell.batches for cell in cells}) == 1:
+                labels["batches"] = format_count(batches.pop())
+        columns = list(rows[0])
+        groups.append(Group([list(row.values()) for row in rows], labels))
+    return Table(title, columns, groups, notes, interval_of)
+
+
+def group_cells(results: Results) -> dict[tuple[str, float, str], list[CellResult]]:
+    """Return the cells by model, eps and norm."""
+    places: dict[tuple[str, float, str], list[CellResult]] = {}
+    for cell in results.cells:
+        places.setdefault((cell.cell.model, cell.cell.eps, cell.cell.norm), []).append(cell)
+    return places
+
+
+def _order_names(results: Results, list_names: Callable[[CellResult], list[str]]) -> list[str]:
+    """Return all names in the order of the cell that has most; other cells leave some out."""
+    each = sorted(map(list_names, results.cells), key=len, reverse=True)
+    return list(dict.fromkeys(name for names in each for name in names))
+
+
+def comparison_table(rows: Sequence[Comparison]) -> Table:
+    """Return two runs side by side, on the same points."""
+    groups: dict[tuple[Cell, Cell], list[list[Value]]] = {}
+    for row in rows:
+        pair = row.paired
+        difference = replace(
+            points_value(pair.difference, sign="+"), interval=(pair.low, pair.high), signed=True
+        )
+        numbers = [Value(format_percent(one), one) for one in (pair.first, pair.second)]
+        p = EMPTY if pair.p is None else Value(format_p(pair.p), pair.p)
+        line = [Value(row.what), *numbers, difference, p]
+        groups.setdefault((row.first, row.second), []).append([*line, count_value(pair.n)])
+    return Table(
+        "Accuracy in %: the second run beside the first, on the same points",
+        ("accuracy", "first", "second", "difference", "p", "n"),
+        [
+            Group(lines, {"model": first.model, "defense": _name_defenses(first, second),
+                          "ball": format_ball(first.norm, first.eps)})
+            for (first, second), lines in groups.items()
+        ],
+        (
+            Note("second minus first, in percentage points, with its interval (Agresti and Min).",
+                 "difference"),
+            Note("by McNemar's exact test.", "p"),
+            *_list_reasons(row.paired for row in rows),
+        ),
+        interval_of="difference",
+    )  # fmt: skip
+
+
+def _name_defenses(first: Cell, second: Cell) -> str:
+    return first.defense if first == second else f"{first.defense} and {second.defense}"
