@@ -130,10 +130,16 @@ class Evidence:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        against = None
+        if self.against:
+            early, late, step = self.against
+            against = {"from": early, "to": late} | step.to_json()
         return asdict(self.condition) | {
+            "references": list(self.condition.references),
             "verdict": self.verdict,
             "values": dict(self.values),
             "difference": self.difference.to_json() if self.difference else None,
+            "against": against,
             "ratio": self.ratio,
             "reason": self.reason,
         }

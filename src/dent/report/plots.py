@@ -208,7 +208,7 @@ def curve(
     both = {"x": across, "color": color, "opacity": _picked(1)}
     line = _layer({"type": "line", "strokeWidth": 2}, **both, y={**up, "field": "y"})
     dashes = _range(names, [list(looks[name].dash) for name in names])
-    line["encoding"]["strokeDash"] = {"field": "series", "legend": None, "scale": dashes}
+    line["encoding"]["strokeDash"] = color | {"scale": dashes}
     dot = _layer({"type": "point", "filled": True, "size": 60}, **both, y={**up, "field": "y"})
     dot["encoding"] |= {"shape": shape, "tooltip": tooltip}
     dot["params"] = [_legend_click("series")]
