@@ -131,7 +131,9 @@ def test_a_click_on_a_heading_sorts(opened: Open) -> None:
     for _ in range(2):  # the static models have none: last in both orders
         versus.click()
         assert [group[-1] for group in column(5)] == [None, None]
-    assert table.locator(".heading").first.inner_text() == "resnet20-at, linf 8/255, n = 128, batches = 1"
+    assert (
+        table.locator(".heading").first.inner_text() == "resnet20-at, linf 8/255, n = 128, batches = 1"
+    )
 
 
 def seen(page: Any) -> tuple[str, list[str]]:
