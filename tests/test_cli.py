@@ -12,6 +12,7 @@ import pytest
 import toys
 
 import dent
+from dent.defense import DEFENSES
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,14 +24,14 @@ def test_help_says_how_to_begin() -> None:
     result = run("--help")
     assert result.returncode == 0
     assert 'dent.defend(model, "dent+")' in result.stdout
-    assert "dent list presets" in result.stdout
+    assert "dent list defenses" in result.stdout
 
 
 def test_version() -> None:
     assert run("--version").stdout.strip() == f"dent {dent.__version__}"
 
 
-@pytest.mark.parametrize("what", ["presets", "settings"])
+@pytest.mark.parametrize("what", ["defenses", "settings"])
 def test_listing_as_a_table_and_as_json(what: str) -> None:
     rows = json.loads(run("list", what, "--json").stdout)
     table = run("list", what)
@@ -38,8 +39,8 @@ def test_listing_as_a_table_and_as_json(what: str) -> None:
     name = what.removesuffix("s")
     for row in rows:
         assert row[name] in table.stdout
-    if what == "presets":
-        assert [row["preset"] for row in rows] == list(dent.PRESETS)
+    if what == "defenses":
+        assert [row["defense"] for row in rows] == list(DEFENSES)
 
 
 @pytest.mark.parametrize("arguments", [["list", "nonsense"], ["nonsense"], ["list", "--nonsense"]])

@@ -24,7 +24,7 @@ def model() -> nn.Module:
 @pytest.mark.parametrize(
     ("preset", "settings", "message"),
     [
-        ("dentt", {}, "unknown preset 'dentt'; did you mean 'dent'"),
+        ("dentt", {}, "unknown defense 'dentt'; did you mean 'dent'"),
         ("dent", {"affine": "layer"}, "affine: expected one of off, batch, sample, got 'layer'"),
         ("dent", {"statistics": "running"}, r"statistics: expected train, test or a weight in \[0, 1\]"),
         (

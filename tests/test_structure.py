@@ -17,6 +17,7 @@ GROUND |= {"texts", "theme"}
 # The other rooms that each room may import; a room that is not here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "defense": set(),
+    "testing": {"defense"},
     "attacks": set(),
     "models": set(),
     "data": set(),
@@ -26,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"evaluation", "paper", "training"},
     "serving": {"data", "defense", "models"},
     "cli": {"data", "defense", "evaluation", "models", "paper", "report", "serving", "training"},
-    "__init__": {"attacks", "data", "defense", "evaluation", "models", "report"},
+    "__init__": {"attacks", "data", "defense", "evaluation", "models", "report", "testing"},
     "__main__": {"cli"},
 }
 # The packages that a room may import besides the standard library; extras are imported where needed.
@@ -37,7 +38,8 @@ OUTSIDE: dict[str, set[str]] = {
     "loggers": {"torch", "wandb"},
     "seeds": {"numpy", "torch"},
     "storage": {"filelock", "platformdirs"},
-    "defense": {"torch"},
+    "defense": {"pydantic", "torch"},
+    "testing": {"torch"},
     "attacks": {"pyautoattack", "torch"},
     "models": {"robustbench", "timm", "torch", "torchvision"},
     "data": {"PIL", "numpy", "torch"},

@@ -6,9 +6,20 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
-from dent import attacks, evaluation
+from dent import attacks, evaluation, testing
 from dent.data import load_data
-from dent.defense import PRESETS, Dent, Online, Settings, State, Trace, defend
+from dent.defense import (
+    DEFENSES,
+    PRESETS,
+    Defended,
+    Defense,
+    Dent,
+    Online,
+    Settings,
+    State,
+    Trace,
+    defend,
+)
 from dent.evaluation import Results, load_results
 from dent.models import load_model
 
@@ -34,7 +45,10 @@ evaluate = _write_report(evaluation.evaluate)
 
 __version__ = "0.1.0"
 __all__ = [
+    "DEFENSES",
     "PRESETS",
+    "Defended",
+    "Defense",
     "Dent",
     "Online",
     "Settings",
@@ -47,4 +61,5 @@ __all__ = [
     "load_data",
     "load_model",
     "load_results",
+    "testing",
 ]

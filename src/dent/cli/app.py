@@ -29,7 +29,7 @@ its own predictions. Training is not touched:
 
     logits = defended(inputs)
 
-Start with `dent list presets`; `dent list settings` says what can be overridden.
+Start with `dent list defenses`; `dent list settings` says what can be overridden.
 """,
 )
 

@@ -12,7 +12,7 @@ import typer
 
 from dent.cli.app import AsJson, app, show
 from dent.data import DATA, fetch_data
-from dent.defense import PRESET_NOTES, PRESETS, Settings
+from dent.defense import DEFENSES, Settings
 from dent.evaluation import SUITE_NOTES
 from dent.evaluation.attacks import ATTACKS
 from dent.models import list_models
@@ -21,7 +21,7 @@ from dent.training import RECIPE_NOTES, RECIPES, Recipe
 
 
 class Listing(StrEnum):
-    presets = "presets"
+    defenses = "defenses"
     settings = "settings"
     models = "models"
     data = "data"
@@ -32,15 +32,15 @@ class Listing(StrEnum):
 
 @app.command("list")
 def list_(
-    what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.presets,
+    what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.defenses,
     as_json: AsJson = False,
 ) -> None:
     """List what the library knows by name.
 
-    Presets and settings of a defense, models, data, recipes, suites of attacks, attacks.
+    Defenses, settings of dent, models, data, recipes, suites of attacks, attacks.
     """
     tables: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
-        Listing.presets: _presets,
+        Listing.defenses: _defenses,
         Listing.settings: lambda: _documented(Settings),
         Listing.models: list_models,
         Listing.data: lambda: [{"data": name, "what it is": note} for name, note in DATA.items()],
@@ -70,8 +70,22 @@ def data(
     show(rows, as_json)
 
 
-def _presets() -> list[dict[str, Any]]:
-    return _named("preset", PRESETS, PRESET_NOTES, Settings())
+def _defenses() -> list[dict[str, Any]]:
+    """Return a row for each defense: settings in which a preset of dent differs, or all of a method."""
+    default = vars(Settings())
+    return [
+        {
+            "defense": name,
+            "what it is": entry.note,
+            "source": entry.source,
+            "forwards": entry.forwards,
+            "independent": entry.settings.independent,
+            "settings": {
+                key: value for key, value in vars(entry.settings).items() if value != default.get(key)
+            },
+        }
+        for name, entry in DEFENSES.items()
+    ]
 
 
 def _recipes() -> list[dict[str, Any]]:

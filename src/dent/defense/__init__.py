@@ -1,24 +1,32 @@
-"""Defenses that adapt at test time: the protocol, `defend`, and the paper's method in `dent/`."""
+"""Defenses that adapt at test time: the protocol, `defend`, the paper's method in `dent/`, and others
+beside it, one file each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 from torch import nn
 
+from dent.defense.catalog import DEFENSES, make_defense_settings, replace_settings
+from dent.defense.defended import Adaptation, Defended, Method
 from dent.defense.dent.checks import LowDiversityWarning
 from dent.defense.dent.method import Dent, State, Trace
 from dent.defense.dent.online import Online
-from dent.defense.dent.settings import PRESET_NOTES, PRESETS, Settings, make_settings
+from dent.defense.dent.settings import PRESETS, Settings
 from dent.defense.protocol import Defense, is_independent
 from dent.defense.text import parse_defense
 
 __all__ = [
+    "DEFENSES",
     "PRESETS",
-    "PRESET_NOTES",
+    "Adaptation",
+    "Defended",
     "Defense",
     "Dent",
     "LowDiversityWarning",
+    "Method",
     "Online",
     "Settings",
     "State",
@@ -27,36 +35,48 @@ __all__ = [
     "is_independent",
 ]
 
+MethodName = Literal[
+    "views", "memo", "anti-adversary", "hedge", "energy", "lame", "medbn", "sar", "eata", "bn-mix"
+]
+
 
 @overload
-def defend(model: nn.Module, preset: Literal["tent"], **settings: Any) -> Online: ...
+def defend(model: nn.Module, defense: Literal["tent"], **settings: Any) -> Online: ...
 
 
 @overload
 def defend(
-    model: nn.Module, preset: str = "dent", *, continual: Literal[True], **settings: Any
+    model: nn.Module, defense: str = "dent", *, continual: Literal[True], **settings: Any
 ) -> Online: ...
 
 
 @overload
-def defend(model: nn.Module, preset: str = "dent", **settings: Any) -> Dent: ...
+def defend(model: nn.Module, defense: MethodName | Method, **settings: Any) -> Defended: ...
+
+
+# A type checker takes a text with settings, or one that it does not know, for dent.
+@overload
+def defend(
+    model: nn.Module, defense: str | Mapping[str, Any] | Settings = "dent", **settings: Any
+) -> Dent: ...
 
 
 def defend(
     model: nn.Module,
-    preset: str = "dent",
+    defense: str | Mapping[str, Any] | Settings | Method = "dent",
     *,
     compile: bool = False,
     channels_last: bool | None = None,
     chunk: int | None = None,
     **settings: Any,
-) -> Dent | Online:
-    """Return the model defended at test time, by a preset or with any of its settings replaced.
+) -> Dent | Online | Defended:
+    """Return the model defended at test time, by a defense with any of its settings replaced.
 
     model: any module from inputs (N, ...) to logits (N, classes). It is shared and never changed.
-    preset: a name of `PRESETS` (`dent list presets` prints them), or a text such as `dent+:steps=3`.
-    compile, channels_last, chunk: how to compute it, as in `Dent`. They do not change the result.
-    settings: fields of `Settings` that replace those of the preset.
+    defense: a name of `DEFENSES` (`dent list defenses` prints them), a text such as `dent+:steps=3` or
+    `hedge:steps=5`, the same as a mapping ({"preset": "dent+", "steps": 3}), or settings.
+    compile, channels_last, chunk: how to compute dent, as in `Dent`. They do not change the result.
+    settings: fields that replace those of the defense.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
@@ -72,8 +92,24 @@ def defend(
       updates: 3 of adamod, lr 0.006, on information-maximization (mean)
       gradient: stale; independent: no
     )
+    >>> print(defend(model, "views:shifts=1"))
+    Defended(views
+      model: Sequential, 1,570 parameters
+      settings: steps=0 gradient='stale' mirror=True shifts=1 directions='straight' padding='zero'
+      cost: 10 forwards; independent: if the model is
+    )
     """
-    name, replaced = parse_defense(preset)
-    made = make_settings(name, **(replaced | settings))
+    name = "custom"
+    if isinstance(defense, (Settings, Method)):
+        made = replace_settings(defense, **settings)
+    else:
+        name, replaced = parse_defense(defense)
+        made = make_defense_settings(name, **(replaced | settings))
+    if isinstance(made, Method):
+        if compile or channels_last is not None or chunk is not None:
+            raise TypeError(
+                f"compile, channels_last and chunk: expected with dent alone, got with {made.name}"
+            )
+        return Defended(model, made)
     dent = Dent(model, made, name=name, compile=compile, channels_last=channels_last, chunk=chunk)
     return Online(dent) if made.continual else dent

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from dent.defense.dent.layers import needs_batch_statistics
 
 State = TypeVar("State")
 
@@ -45,6 +47,17 @@ class Defense(Protocol[State]):
     def predict(self, inputs: Tensor, state: State) -> Tensor:
         """Return the logits of the model as adapted in `state`."""
         ...
+
+
+def read_independence(model: nn.Module) -> bool | None:
+    """Return what the model's attribute `independent` declares, or None if it has none.
+
+    Return False if a BatchNorm layer kept no statistics in training: it uses those of its batch.
+    """
+    if any(needs_batch_statistics(layer) for layer in model.modules()):
+        return False
+    declared = getattr(model, "independent", None)
+    return None if declared is None else bool(declared)
 
 
 def is_independent(model: Callable[[Tensor], Tensor], inputs: Tensor) -> bool:

@@ -21,6 +21,10 @@ def check_model(model: nn.Module, settings: Settings) -> None:
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
         kind, where = type(module), f"{name!r} ({type(module).__name__})" if name else "the model"
+        if all(callable(getattr(module, method, None)) for method in ("adapt", "predict")):
+            raise TypeError(
+                "the model is defended already; override its settings in dent.defend instead"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError(
                 f"{where} is scripted and cannot be adapted; defend the model before scripting"

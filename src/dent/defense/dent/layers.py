@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
@@ -24,8 +24,12 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from dent.defense.dent.channel_affine import channel_affine
+
 Tensors = dict[str, Tensor]
 Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and variance of each BatchNorm layer, by name
+# From what enters a BatchNorm layer (N, C, ...), its mean and its variance of training to those it uses.
+Estimate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _LOG = logging.getLogger("dent")
 _HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
@@ -49,12 +53,18 @@ def affine_names(layer: nn.Module) -> list[str]:
 class AdaptableModel:
     """A model as a function of its tensors: the logits of any inputs under any Delta.
 
-    test_share: weight of the test batch in the BatchNorm statistics; 0 uses those of training.
+    test_share: weight of the test batch in the BatchNorm statistics; 0 uses those of training. A
+    function estimates them instead.
     compile, channels_last: as in `Dent`.
     """
 
     def __init__(
-        self, model: nn.Module, *, test_share: float, compile: bool, channels_last: bool | None
+        self,
+        model: nn.Module,
+        *,
+        test_share: float | Estimate = 0.0,
+        compile: bool = False,
+        channels_last: bool | None = None,
     ) -> None:
         self.model = model
         self.test_share = test_share
@@ -110,13 +120,21 @@ class AdaptableModel:
         def measure(name: str, layer: nn.Module, args: tuple[Tensor]) -> None:
             measured[name] = _get_statistics(layer, args[0], self.test_share)
 
-        with torch.no_grad(), ExitStack() as hooks, self._borrow() as net:
-            for name, layer in net.named_modules():
-                if isinstance(layer, _BatchNorm):
-                    hooks.enter_context(layer.register_forward_pre_hook(partial(measure, name)))
-            adapted = {} if delta is None else self.add_delta(tensors, delta)
-            functional_call(net, tensors | adapted, (self.lay_out(inputs),), tie_weights=False)
+        if delta is not None:
+            tensors = tensors | self.add_delta(tensors, delta)
+        with torch.no_grad():
+            self.call_hooked(inputs, tensors, _BatchNorm, measure)
         return measured
+
+    def call_hooked(
+        self, inputs: Tensor, tensors: Tensors, kind: type[nn.Module], hook: Callable[..., None]
+    ) -> Tensor:
+        """Return the logits; call `hook(name, layer, args)` before each layer of this kind."""
+        with ExitStack() as hooks, self._borrow() as net:
+            for name, layer in net.named_modules():
+                if isinstance(layer, kind):
+                    hooks.enter_context(layer.register_forward_pre_hook(partial(hook, name)))
+            return functional_call(net, tensors, (self.lay_out(inputs),), tie_weights=False)  # type: ignore[no-any-return]
 
     def read_tensors(self) -> Tensors:
         """Return the model's parameters and buffers of now, as constants that share their memory."""
@@ -236,7 +254,7 @@ def _as_constant(value: Tensor) -> Tensor:
 # The adaptable layers. A scale or shift is the model's own, or has rows (1 or N, *shape): theta + Delta.
 
 
-def _make_adaptable(name: str, layer: Any, test_share: float) -> None:
+def _make_adaptable(name: str, layer: Any, test_share: float | Estimate) -> None:
     """Replace the forward of a normalization layer of the copy."""
     is_batch_norm = isinstance(layer, _BatchNorm)  # mypy would narrow the type and refuse a new forward
     if is_batch_norm:
@@ -251,7 +269,7 @@ def _make_adaptable(name: str, layer: Any, test_share: float) -> None:
         layer.register_forward_pre_hook(_keep_off_fast_path)
 
 
-def _batch_norm(layer: Any, name: str, test_share: float, x: Tensor) -> Tensor:
+def _batch_norm(layer: Any, name: str, test_share: float | Estimate, x: Tensor) -> Tensor:
     forward = type(layer).forward
     share, is_frozen = _get_share(layer, test_share), layer.frozen_mean is not None
     has_rows = any(value is not None and value.dim() == 2 for value in (layer.weight, layer.bias))
@@ -259,7 +277,7 @@ def _batch_norm(layer: Any, name: str, test_share: float, x: Tensor) -> Tensor:
         return forward(layer, x)  # type: ignore[no-any-return]  # to the bit what the model computes
     weight, bias = _as_rows(layer.weight), _as_rows(layer.bias)
     _check_rows(name, x, weight, bias)
-    uses_batch = share > 0 and not is_frozen
+    uses_batch = share != 0 and not is_frozen
     if uses_batch and math.prod(x.shape) == x.shape[1]:
         raise ValueError(
             f"statistics of the test batch need more than one value per channel, got "
@@ -303,15 +321,17 @@ def _other_norm(layer: Any, name: str, dims: dict[str, int], x: Tensor) -> Tenso
     return torch.vmap(lambda x, affine: call_with(x[None], affine)[0])(x, rows)
 
 
-def _get_share(layer: nn.Module, test_share: float) -> float:
+def _get_share(layer: nn.Module, test_share: float | Estimate) -> float | Estimate:
     return 1.0 if needs_batch_statistics(layer) else test_share
 
 
-def _get_statistics(layer: Any, x: Tensor, test_share: float) -> tuple[Tensor, Tensor]:
+def _get_statistics(layer: Any, x: Tensor, test_share: float | Estimate) -> tuple[Tensor, Tensor]:
     """Return the mean and variance that a BatchNorm layer uses for x."""
     if layer.frozen_mean is not None:
         return layer.frozen_mean, layer.frozen_var
     exact, share = torch.promote_types(x.dtype, torch.float32), _get_share(layer, test_share)
+    if callable(share):
+        return share(x.to(exact), layer.running_mean.to(exact), layer.running_var.to(exact))
     if share == 0:
         return layer.running_mean.to(exact), layer.running_var.to(exact)
     var, mean = torch.var_mean(x.to(exact), [0, *range(2, x.dim())], correction=0)
@@ -349,49 +369,3 @@ def _check_rows(name: str, x: Tensor, *affine: Tensor | None) -> None:
 
 def _keep_off_fast_path(layer: nn.Module, args: Any) -> None:
     return None
-
-
-def channel_affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Return x * scale + shift for x (N, C, ...) and scale, shift (1 or N, C).
-
-    >>> channel_affine(torch.ones(2, 1, 2), torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1))[:, 0, 0]
-    tensor([1., 2.])
-    """
-    if torch.compiler.is_compiling():
-        return (x * _as_channels(scale, x) + _as_channels(shift, x)).to(x.dtype)
-    return _ChannelAffine.apply(x, scale, shift)  # type: ignore[no-any-return,no-untyped-call]
-
-
-class _ChannelAffine(torch.autograd.Function):
-    """One pass forward and as few as possible backward: half of what dent adds to the convolutions."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        ctx.save_for_backward(x, scale)
-        exact = x.to(scale.dtype)  # in half precision a small Delta would be lost
-        return torch.addcmul(_as_channels(shift, x), exact, _as_channels(scale, x)).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, scale = ctx.saved_tensors
-        grad, exact = grads[0].to(scale.dtype), x.to(scale.dtype)
-        product = grad_x = grad_scale = grad_shift = None
-        if ctx.needs_input_grad[1]:
-            product = grad * exact
-            grad_scale = _sum_channels(product, scale)
-        if ctx.needs_input_grad[2]:
-            grad_shift = _sum_channels(grad, scale)
-        if ctx.needs_input_grad[0]:
-            # Large tensors cost more to allocate than to compute: reuse one if no graph is built.
-            out = None if torch.is_grad_enabled() else product
-            grad_x = torch.mul(grad, _as_channels(scale, x), out=out).to(x.dtype)
-        return grad_x, grad_scale, grad_shift
-
-
-def _as_channels(rows: Tensor, x: Tensor) -> Tensor:
-    return rows.reshape(rows.shape + (1,) * (x.dim() - 2))
-
-
-def _sum_channels(values: Tensor, like: Tensor) -> Tensor:
-    rows = values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
-    return rows.sum(0, keepdim=True) if len(like) == 1 else rows

@@ -31,11 +31,11 @@ from dent.defense.dent.layers import (
     Tensors,
     affine_names,
     is_normalization,
-    needs_batch_statistics,
 )
 from dent.defense.dent.objectives import OBJECTIVES, entropy
 from dent.defense.dent.optimizers import OPTIMIZERS, Moments
 from dent.defense.dent.settings import Gradient, Settings
+from dent.defense.protocol import read_independence
 
 # For each of "delta" and "blur" that is adapted: its value, then the moments of the optimizer.
 Variables = dict[str, tuple[Tensor, ...]]
@@ -109,10 +109,6 @@ class Dent(nn.Module):
     ) -> None:
         super().__init__()
         model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
-        if isinstance(model, nn.Module) and any(isinstance(part, Dent) for part in model.modules()):
-            raise TypeError(
-                "the model is defended already; override its settings in dent.defend instead"
-            )
         check_model(model, settings)
         check_chunk(chunk, model, settings)
         self.model = model
@@ -279,11 +275,7 @@ class Dent(nn.Module):
         The settings decide whether dent mixes the inputs of a batch. Only the model can say whether its
         own code does, by an attribute `independent`. Without one the answer is None.
         """
-        needs_batch = any(needs_batch_statistics(layer) for layer in self.model.modules())
-        if not self.settings.independent or needs_batch:
-            return False
-        declared = getattr(self.model, "independent", None)
-        return None if declared is None else bool(declared)
+        return read_independence(self.model) if self.settings.independent else False
 
     def train(self, mode: bool = True) -> Dent:
         """Set the flag that attack libraries look at. The mode of the wrapped model stays as it is."""

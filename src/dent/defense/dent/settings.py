@@ -166,17 +166,6 @@ PRESETS: dict[str, Settings] = {
     "dent-nominal": Settings(statistics="test", blur="dynamic", steps=10),
 }
 
-PRESET_NOTES: dict[str, str] = {
-    "static": "the model as it is",
-    "norm": "statistics of the test batch, no gradient (Schneider et al., 2020)",
-    "blur": "static Gaussian smoothing of the input",
-    "tent": "online: one update per batch, carried over (Wang et al., 2021)",
-    "dent": "batch-wise, for adversarially trained models (Table 1)",
-    "dent+": "sample-wise, for adversarially trained models; needs batches of several classes (Table 1)",
-    "dent+solo": "dent+ with plain entropy: adapts to each input alone, even to a single one",
-    "dent-nominal": "batch-wise, test statistics and learned smoothing, for nominal models (Table 4)",
-}
-
 
 def make_settings(preset: str, **overrides: Any) -> Settings:
     """Return the settings of a preset with some of them replaced.

@@ -1,0 +1,296 @@
+"""Check that a defense keeps the promises that attacks and evaluation rely on."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dent.defense.protocol import is_independent
+
+__all__ = ["BrokenPromiseError", "check_defense"]
+
+
+class BrokenPromiseError(AssertionError):
+    """A defense breaks promises of the protocol `dent.defense.Defense`. The message lists them all."""
+
+
+def check_defense(defense: Any, inputs: Tensor) -> None:
+    """Raise BrokenPromiseError if a defense breaks a promise of the protocol `dent.defense.Defense`.
+
+    The error names every broken promise and says how to mend it. Several promises are checked only if
+    the defense offers them: the arguments `steps`, `start` and `gradient` of `adapt` are optional.
+
+    defense: as in `dent.defense.Defense`. Set `randomized = True` on it if its answers are random.
+    inputs: at least two that differ, (N, ...). Double precision avoids false alarms of `independent`.
+
+    >>> import dent
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+    >>> check_defense(dent.defend(model, "hedge"), torch.rand(4, 3, 2, 2))
+    >>> check_defense(model, torch.rand(4, 3, 2, 2))
+    Traceback (most recent call last):
+    ...
+    dent.testing.BrokenPromiseError: Sequential breaks 1 promise:
+      interface: expected adapt(inputs) and predict(inputs, state), got neither; make two of `forward`
+    """
+    if not isinstance(inputs, Tensor) or inputs.dim() < 2 or len(inputs) < 2:
+        raise ValueError("expected a tensor of at least two inputs (N, ...), got too few")
+    faults = list(_find_faults(defense, inputs.detach()))
+    if faults:
+        count = "1 promise" if len(faults) == 1 else f"{len(faults)} promises"
+        raise BrokenPromiseError(f"{type(defense).__name__} breaks {count}:\n  " + "\n  ".join(faults))
+
+
+def _find_faults(defense: Any, inputs: Tensor) -> Iterator[str]:
+    """Yield what is wrong, the promises that others build on first."""
+    fault = _find_interface_fault(defense)
+    if fault:
+        yield fault
+        return
+    modules = _list_modules(defense)
+    before, original = _take_snapshot(modules), inputs.clone()
+    logits = _call(defense, inputs)
+    fault = _find_logits_fault(logits, len(inputs))
+    if fault:
+        yield fault
+        return
+    state_faults = list(_find_state_faults(defense, inputs, logits))
+    yield from state_faults
+    yield from _find_parts_faults(defense, inputs, logits)
+    yield from _find_gradient_faults(defense, inputs)
+    mode_faults = list(_find_mode_faults(defense, inputs, logits))
+    yield from mode_faults
+    is_comparable = not (state_faults or mode_faults or getattr(defense, "randomized", False))
+    if defense.independent and is_comparable and not is_independent(defense, inputs):
+        yield (
+            "independent: expected every answer to be the same alone and in the batch, because "
+            "`independent` is True, got answers that differ; set it to False, or to None if unknown"
+        )
+    changed = sorted(_compare_snapshots(before, _take_snapshot(modules)))
+    if changed:
+        some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        yield (
+            f"unchanged model: expected the model as it was before the calls, got another {some}; work "
+            "on tensors of your own (torch.func.functional_call) and use torch.autograd.grad instead "
+            "of backward()"
+        )
+    if not torch.equal(inputs, original):
+        yield "unchanged inputs: expected the inputs as they were, got others; clone them first"
+
+
+def _find_interface_fault(defense: Any) -> str | None:
+    missing = [name for name in ("adapt", "predict") if not callable(getattr(defense, name, None))]
+    if missing:
+        got = "neither" if len(missing) == 2 else f"no {missing[0]}"
+        return (
+            "interface: expected adapt(inputs) and predict(inputs, state), "
+            f"got {got}; make two of `forward`"
+        )
+    if not callable(defense):
+        return "interface: expected defense(inputs) to return logits, got an object that is not callable"
+    declared = getattr(defense, "independent", "no attribute")
+    if declared is not None and not isinstance(declared, bool):
+        return f"interface: expected `independent` to be True, False or None, got {declared!r}"
+    return None
+
+
+def _find_logits_fault(logits: object, rows: int) -> str | None:
+    if not isinstance(logits, Tensor):
+        return f"logits: expected a tensor ({rows}, classes), got {type(logits).__name__}"
+    if not logits.is_floating_point() or logits.dim() != 2 or len(logits) != rows:
+        return (
+            f"logits: expected floats ({rows}, classes), got {logits.dtype} of shape "
+            f"{tuple(logits.shape)}; return one row for each input, for all classes"
+        )
+    if not logits.isfinite().all():
+        return "logits: expected finite values, got NaN or infinity"
+    return None
+
+
+def _find_state_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[str]:
+    """Check that a call returns the same whatever was called before, and draws no random numbers."""
+    randomized = getattr(defense, "randomized", False)
+    first, other, again = (_call(defense, inputs, seed) for seed in (0, 1, 0))
+    if not randomized and not torch.equal(first, other) and torch.equal(first, again):
+        yield (
+            "deterministic: expected equal answers to equal inputs, got others with another random "
+            "seed; draw from a torch.Generator with a fixed seed, or set `randomized = True`"
+        )
+    _call(defense, inputs.flip(0) / 2)
+    if not torch.equal(_call(defense, inputs), logits):
+        yield (
+            "clean state: expected a call to return the same after other calls, got another answer to "
+            "the same inputs; start from the model in every adapt(), and keep nothing on the defense"
+        )
+
+
+def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[str]:
+    """Check adapt and predict against the call, and the state as a value."""
+
+    def predict_from(state: Any) -> Tensor:
+        logits: Tensor = _seeded(lambda: defense.predict(inputs, state))
+        return logits
+
+    state = _seeded(lambda: defense.adapt(inputs))
+    both = _seeded(lambda: defense.predict(inputs, defense.adapt(inputs)))
+    if not _is_close(both, logits):
+        yield (
+            "adapt and predict: expected predict(inputs, adapt(inputs)) to equal defense(inputs), got "
+            f"logits that differ by {_measure_difference(both, logits)}; define the call by these two"
+        )
+    try:
+        copied = pickle.loads(pickle.dumps(_detach(state)))
+    except Exception as error:
+        yield (
+            f"picklable state: expected a state that pickle can store, got {type(error).__name__} "
+            f"({error}); keep tensors and plain values in it, in a class at the top of a module"
+        )
+    else:
+        if not _is_close(predict_from(copied), predict_from(state)):
+            yield (
+                "picklable state: expected equal predictions from a state and its copy, got others; "
+                "keep all that predict() reads in the state"
+            )
+    accepted = _list_arguments(defense)
+    if {"start", "steps"} <= accepted:
+        first = _seeded(lambda: defense.adapt(inputs, steps=0))
+        continued = _seeded(lambda: defense.adapt(inputs, start=first))
+        if not _is_close(predict_from(continued), predict_from(state)):
+            yield (
+                "start: expected adapt(inputs, start=adapt(inputs, steps=0)) to equal adapt(inputs), "
+                "got other predictions; keep in the state all that the next update needs"
+            )
+
+
+def _find_gradient_faults(defense: Any, inputs: Tensor) -> Iterator[str]:
+    """Check that the stale gradient is that of predict at a constant state."""
+    if "gradient" not in _list_arguments(defense):
+        return
+    points = inputs.clone().requires_grad_()
+    with torch.enable_grad():
+        constant = _seeded(lambda: defense.adapt(inputs, gradient="stale"))
+        wanted = _read_gradient(_seeded(lambda: defense.predict(points, constant)), points)
+        state = _seeded(lambda: defense.adapt(points, gradient="stale"))
+        got = _read_gradient(_seeded(lambda: defense.predict(points, state)), points)
+    if wanted is None:
+        yield (
+            "gradient: expected predict(inputs, state) to have a gradient to the inputs, got none; do "
+            "not detach them, and do not switch gradients off"
+        )
+    elif got is None or not _is_close(got, wanted):
+        yield (
+            "stale gradient: expected adapt(inputs, gradient='stale') to return a constant, so that the "
+            "gradient is that of predict() alone, got another; detach what adapt() returns"
+        )
+
+
+def _find_mode_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[str]:
+    for mode in (torch.no_grad, torch.inference_mode):
+        try:
+            with mode():
+                got = _seeded(lambda: defense(inputs)).clone()
+        except RuntimeError as error:
+            yield (
+                f"callers: expected answers under torch.{mode.__name__}(), got an error ({error}); "
+                "enter torch.inference_mode(False) and torch.enable_grad() inside adapt()"
+            )
+            continue
+        if not _is_close(got, logits):
+            yield (
+                f"callers: expected the same answers under torch.{mode.__name__}(), got logits that "
+                f"differ by {_measure_difference(got, logits)}; enable gradients inside adapt()"
+            )
+
+
+# Calls that leave the random numbers of the caller alone.
+
+
+@contextmanager
+def _fixed_randomness(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _seeded(function: Any, seed: int = 0) -> Any:
+    with _fixed_randomness(seed):
+        return function()
+
+
+def _call(defense: Any, inputs: Tensor, seed: int = 0) -> Any:
+    logits = _seeded(lambda: defense(inputs), seed)
+    return logits.detach() if isinstance(logits, Tensor) else logits
+
+
+def _list_arguments(defense: Any) -> set[str]:
+    """Return the names of the arguments of `adapt`."""
+    return set(inspect.signature(defense.adapt).parameters)
+
+
+def _read_gradient(logits: Tensor, points: Tensor) -> Tensor | None:
+    """Return the gradient of a fixed weighted sum of the logits, or None if there is none."""
+    if not logits.requires_grad:
+        return None
+    weights = torch.linspace(-1, 1, logits.numel()).to(logits).view_as(logits)
+    return torch.autograd.grad((weights * logits).sum(), points, allow_unused=True)[0]
+
+
+def _detach(state: Any) -> Any:
+    return state.detach() if hasattr(state, "detach") else state
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def _measure_difference(one: Tensor, other: Tensor) -> str:
+    if one.shape != other.shape:
+        return f"their shape: {tuple(one.shape)} and {tuple(other.shape)}"
+    return f"{(one - other).abs().max().item():.3g}"
+
+
+# The model before and after.
+
+
+def _list_modules(defense: Any) -> list[tuple[str, nn.Module]]:
+    """Return all modules of the defense, by name: its own, or those that it holds as attributes."""
+    if isinstance(defense, nn.Module):
+        return list(defense.named_modules())
+    held = [(name, value) for name, value in vars(defense).items() if isinstance(value, nn.Module)]
+    return [
+        (f"{name}.{inner}".strip("."), module)
+        for name, value in held
+        for inner, module in value.named_modules()
+    ]
+
+
+def _take_snapshot(modules: list[tuple[str, nn.Module]]) -> dict[str, Any]:
+    """Return all that must not change, by what it is called in the error."""
+    snapshot: dict[str, Any] = {}
+    for name, module in modules:
+        snapshot[f"mode of {name or 'the defense'}"] = module.training
+        for values in (module._parameters, module._buffers):
+            for key, value in values.items():
+                if value is not None:
+                    path = f"{name}.{key}".strip(".")
+                    grad = None if value.is_inference() else value.grad
+                    snapshot[path] = value.detach().clone()
+                    snapshot[f"requires_grad of {path}"] = value.requires_grad
+                    snapshot[f"grad of {path}"] = None if grad is None else grad.detach().clone()
+    return snapshot
+
+
+def _compare_snapshots(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name in before.keys() | after.keys():
+        one, other = before.get(name), after.get(name)
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            is_same = one.shape == other.shape and torch.equal(one, other)
+        else:
+            is_same = one is other or (type(one) is type(other) and one == other)
+        if not is_same:
+            yield name
