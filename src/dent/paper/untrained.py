@@ -1,4 +1,4 @@
-"""A network without training and images without content, for what depends on neither: cost."""
+"""An untrained network and images of noise, to measure cost, which depends on neither."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEED, BATCH = 0, 16  # the batch of the paper's Table 14
 
 
 def resnet50() -> nn.Module:
-    """ResNet-50 for ImageNet with random weights, the same each time.
+    """Return a ResNet-50 for ImageNet with random weights, the same each time.
 
     >>> first, second = (next(resnet50().parameters()) for _ in range(2))
     >>> torch.equal(first, second)
@@ -24,12 +24,12 @@ def resnet50() -> nn.Module:
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """As large as those of the paper's Table 14, in section B of its appendix."""
+    """Return images of the size that the paper's Table 14 uses (appendix B)."""
     return _noise(288)
 
 
 def small_images() -> tuple[Tensor, Tensor]:
-    """The same with 32 pixels, for machines without a GPU.
+    """Return images of 32 pixels, for machines without a GPU.
 
     >>> images, labels = small_images()
     >>> images.shape, labels.shape

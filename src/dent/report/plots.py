@@ -1,7 +1,7 @@
-"""Plots as Vega-Lite specifications, made from plain rows; `look` is what they have in common.
+"""Plots as Vega-Lite specifications, made from plain rows; `look` is the configuration of all plots.
 
-Text and axes have the color of the text around them. The other colors can be told apart on a light and
-on a dark ground and by people who see fewer colors; shapes or labels say the same.
+Text and axes take the color of the text around them. The other colors differ enough on a light and on a
+dark ground, also for people who see fewer colors; shapes or labels say the same.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LABEL: Spec = {
     "dx": {"expr": "10 * datum.side"},
     "fontSize": {"expr": "width < 330 ? 10 : 12"},
 }
-DOUBLINGS = 5  # of x from its least to its largest value, from which on the axis is logarithmic
+DOUBLINGS = 5  # if x doubles so often from its least to its largest value, its axis is logarithmic
 
 
 def look(ink: str = INK, font: str = FONT) -> Spec:
-    """The configuration of every plot."""
+    """Return the configuration of every plot."""
     text = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12}
     text |= {"labelFontWeight": "normal", "titleFontWeight": "normal"}
     axis = {"gridColor": ink, "gridOpacity": 0.1, "domainColor": ink, "domainOpacity": 0.35}
@@ -50,10 +50,10 @@ def look(ink: str = INK, font: str = FONT) -> Spec:
 
 
 def attack_bars(rows: Sequence[Row]) -> Spec:
-    """The accuracy under each attack, with its interval; what belongs to a group stands below its name.
+    """Return bars of the accuracy under each attack, with intervals; groups have headings.
 
-    rows: group, what, kind (see `KINDS`), percent, low, high; to be read `figure`, `accuracy`,
-    `interval`, `n`.
+    rows: group, what, kind (see `KINDS`), percent, low, high; for labels and tooltips the texts
+    `figure`, `accuracy` and `interval`, and `n`.
     """
     data: list[dict[str, Any]] = []
     for group in dict.fromkeys(row["group"] for row in rows):
@@ -91,15 +91,15 @@ def attack_bars(rows: Sequence[Row]) -> Spec:
     text = {"type": "text", "align": "left", "dx": 6}
     figure = _layer(text, y=y, x={**x, "field": "high"}, text={"field": "figure"}, opacity=_picked(1))
     layers = [part | {"transform": shown} for part in (bars, interval, figure)]
-    headed = {"mark": {"type": "point", "opacity": 0}, "encoding": {"y": y}}  # keeps their lines
+    headed = {"mark": {"type": "point", "opacity": 0}, "encoding": {"y": y}}  # gives headings a line
     return _spec(data, [*layers, headed], height=21 * len(data), names=kinds)
 
 
 def claims(rows: Sequence[Row]) -> Spec:
-    """Natural against robust accuracy: from what is claimed (a ring) down to what stands (a dot).
+    """Return natural against robust accuracy: from what is claimed (a ring) to what stands (a dot).
 
-    rows: series, label, natural, worst, claimed or None; to be read `natural_text`, `claimed_text`,
-    `worst_text`, `n`.
+    rows: series, label, natural, worst, claimed or None; for tooltips the texts `natural_text`,
+    `claimed_text` and `worst_text`, and `n`.
     """
     natural = [row["natural"] for row in rows]
     room = max(10.0, 0.35 * (max(natural) - min(natural)))  # for labels
@@ -132,10 +132,10 @@ def claims(rows: Sequence[Row]) -> Spec:
 
 
 def cost_gain(rows: Sequence[Row]) -> Spec:
-    """What a defense costs against what it gains over the static model, which is the line at zero.
+    """Return the cost of defenses against their gain over the static model, the line at zero.
 
-    rows: series, label, cost (a multiple of the static model's), gain (in points), low, high; to be read
-    `cost_text`, `gain_text`, `interval`, `p`, `n`.
+    rows: series, label, cost (a multiple of the static model's), gain (in points), low, high; for
+    tooltips the texts `cost_text`, `gain_text`, `interval` and `p`, and `n`.
     """
     x: Spec = {"field": "cost", "type": "quantitative", "title": "cost of an answer, static model = 1"}
     x["scale"] = {"domain": [0, 1.3 * max(row["cost"] for row in rows)], "nice": False}
@@ -228,7 +228,7 @@ def _curve_row(row: Row) -> dict[str, Any]:
 
 
 def _beside(rows: Sequence[Row], x: str, near: float) -> list[dict[str, Any]]:
-    """With a shift in pixels for what would lie upon one another, and the side of the label."""
+    """Return the rows with a shift in pixels for overlapping marks, and the side of each label."""
     made: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda row: float(row[x])):
         last = made[-1] if made else None
@@ -245,7 +245,7 @@ def _beside(rows: Sequence[Row], x: str, near: float) -> list[dict[str, Any]]:
 def _spec(
     data: Sequence[Row], layers: Sequence[Spec], *, height: int, names: Sequence[str] = ()
 ) -> Spec:
-    """names: in the legend. The page and the pictures place as many beside one another as fit."""
+    """Return a specification. names: those of the legend, whose widest sets its columns."""
     names = names or [str(row.get("series", "")) for row in data]
     widest = 7 * max(map(len, names), default=0) + 45
     values = [dict(row) for row in data]
@@ -262,7 +262,7 @@ def _tooltip(**titles: str) -> list[Spec]:
 
 
 def _range(domain: Sequence[Any], values: Sequence[Any]) -> Spec:
-    """A scale: each of the domain with its value, from the start again when there are more."""
+    """Return a scale from the domain to values, which repeat if there are too few."""
     return {"domain": list(domain), "range": [values[i % len(values)] for i in range(len(domain))]}
 
 

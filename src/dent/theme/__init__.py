@@ -1,4 +1,4 @@
-"""How pages look, light and dark: what those of reports and of the server have in common."""
+"""The look of all pages, light and dark: those of reports and that of the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.resources import files
 
 
 def theme(name: str) -> str:
-    """The contents of theme.css, or of theme.js: how elements are made, and the button for dark.
+    """Return the contents of theme.css or theme.js: colors, `make`, and the button for dark.
 
     >>> "function setUpTheme()" in theme("theme.js")
     True

@@ -1,7 +1,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 
-/** The contents are open where they have a place of their own, and show the section being read. */
+/** Open the contents where the page is wide, and highlight the section being read. */
 function setUpContents() {
   const box = document.querySelector("nav details");
   if (!box) return;
@@ -35,7 +35,7 @@ function setUpSorting(table) {
   });
 }
 
-/** Rows without a value come last in both orders; the heading of a group stays first. */
+/** Sort the rows of a group: rows without a value come last in both orders, the heading stays first. */
 function sortRows(body, column, isNumber, order) {
   const sign = order === "ascending" ? 1 : -1;
   const key = (row) => row.cells[column].dataset.sort;
@@ -48,7 +48,7 @@ function sortRows(body, column, isNumber, order) {
 
 /* Plots */
 
-/** A plot follows the width of its box by itself; it is drawn anew when its legend has to. */
+/** Draw a plot. It follows the width of its box; it is drawn again if its legend needs other columns. */
 function setUpPlot(box) {
   const spec = data.plots[box.dataset.plot];
   const tooltip = { theme: "custom", disableDefaultStyle: true };
@@ -63,7 +63,7 @@ function setUpPlot(box) {
   }).observe(box);
 }
 
-/* Images, which are kept as bytes */
+/* Images, stored as bytes */
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 
@@ -96,7 +96,7 @@ function paintDelta(canvas, battle, image, frame) {
   paint(canvas, battle, (i) => 127.5 + (255 * factor * frame.scale * delta[i]) / 127);
 }
 
-/** The same for all frames of an image: its largest change becomes black or white. */
+/** Return the factor for all frames of an image: its largest change becomes black or white. */
 function magnification(image) {
   const scales = ["static", "defended"].flatMap((side) => image[side].frames.map((frame) => frame.scale));
   const largest = Math.max(...scales);
@@ -219,7 +219,7 @@ function setUpBattle(box) {
   setRecord();
 }
 
-/** One of the two models: an element, and what shows a step in it. */
+/** Return the panel of one of the two models, and the function that shows a step in it. */
 function makeSide(battle, image, side, defense) {
   const frames = image[side].frames;
   const adversarial = make("canvas", { role: "img", "aria-label": `image attacked, ${side} model` });
@@ -272,7 +272,7 @@ function verdict(battle, label, probabilities) {
   return [said, make("span", { class: "verdict" }, answer === label ? "✓ right" : "✗ wrong")];
 }
 
-/** At most ten: those that are most probable at some time, and the true one. */
+/** Return at most ten classes: the true one, and those that are most probable at some step. */
 function shownClasses(battle, image) {
   const frames = [...image.static.frames, ...image.defended.frames];
   const peak = (number) => Math.max(...frames.map((frame) => frame.probabilities[number]));
@@ -281,7 +281,7 @@ function shownClasses(battle, image) {
   return [image.label, ...most].sort((one, other) => one - other);
 }
 
-/** What adaptation does within a step: lines over the updates. Returns what draws a frame's. */
+/** Add charts of the updates within a step; return the function that draws those of a frame. */
 function makeTraces(frames, box) {
   const kinds = { entropies: "entropy", moves: "size of Delta", sigma: "Sigma" };
   const drawn = [];
@@ -303,7 +303,7 @@ function makeTraces(frames, box) {
   return (frame) => drawn.forEach((draw) => draw(frame));
 }
 
-/** A small line chart from 0 to `largest`, as wide as its place. */
+/** Return a small line chart from 0 to `largest`, as wide as its place. */
 function makeChart(height, largest) {
   const space = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(space, "svg");
