@@ -189,7 +189,7 @@ def test_a_failed_unit_is_the_exit_code(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "apgd-ce" in done.stdout
     assert "NaN" in done.stdout
-    assert "tries these again" in done.stderr
+    assert "run the same command to try them again" in done.stderr
     assert list((tmp_path / "x" / "units").rglob("*.error"))
 
 

@@ -158,7 +158,7 @@ def test_missing_numbers_are_the_exit_code(dent: Command, monkeypatch: pytest.Mo
     monkeypatch.setattr(verb, "run_tables", lambda *arguments, **how: failed())
     said = dent("reproduce", "table-12", "--scale", "smoke", "--out", "x")
     assert said.code == 1
-    assert "some numbers are missing; the same command tries them again" in said.err
+    assert "some numbers are missing; run the same command to try them again" in said.err
     assert "weights are not there" in said.out
     assert Path("x/report.html").exists()
 

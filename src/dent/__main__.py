@@ -1,4 +1,4 @@
-"""`python -m dent` is the command `dent`, for `torchrun -m dent`."""
+"""Run the command `dent` by `python -m dent` or `torchrun -m dent`."""
 
 from dent.cli import main
 

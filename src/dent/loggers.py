@@ -1,4 +1,4 @@
-"""Where figures go besides the files of a run: TensorBoard, Weights & Biases."""
+"""Loggers that receive the figures of a run: TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from dent.names import lookup
 
-Write = Callable[[Mapping[str, float], int], None]  # the figures by name, and the step they belong to
+Write = Callable[[Mapping[str, float], int], None]  # called with figures by name, and their step
 
 
 @contextmanager
-def tensorboard(out: Path, config: dict[str, Any]) -> Iterator[Write]:
-    """Event files in the folder `tensorboard` of `out`."""
+def log_to_tensorboard(out: Path, config: dict[str, Any]) -> Iterator[Write]:
+    """Write event files to the folder `tensorboard` in `out`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -35,34 +35,34 @@ def tensorboard(out: Path, config: dict[str, Any]) -> Iterator[Write]:
 
 
 @contextmanager
-def wandb(out: Path, config: dict[str, Any]) -> Iterator[Write]:
-    """A run of Weights & Biases, named after the folder; what is resumed goes on with the same run.
+def log_to_wandb(out: Path, config: dict[str, Any]) -> Iterator[Write]:
+    """Log to a run of Weights & Biases, named after the folder; resuming continues the same run.
 
-    `WANDB_MODE=offline` keeps it in the folder `wandb` of `out`, for `wandb sync`.
+    With `WANDB_MODE=offline` it stays in the folder `wandb` in `out`, for `wandb sync`.
     """
     try:
-        import wandb as client
+        import wandb
     except ImportError as error:
         raise ImportError("wandb is missing: pip install 'dent-defense[wandb]'") from error
     name = out.resolve().name
-    identity = re.sub(r"[^\w.+=-]", "-", name)  # which may not have every character of a folder's name
-    with client.init(
+    identity = re.sub(r"[^\w.+=-]", "-", name)  # wandb does not allow every character of a folder's name
+    with wandb.init(
         project="dent", id=identity, name=name, dir=str(out), config=config, resume="allow"
     ) as run:
         yield lambda figures, step: run.log(dict(figures), step=step)
 
 
 LOGGERS: dict[str, Callable[[Path, dict[str, Any]], AbstractContextManager[Write]]] = {
-    "tensorboard": tensorboard,
-    "wandb": wandb,
+    "tensorboard": log_to_tensorboard,
+    "wandb": log_to_wandb,
 }
 
 
 def open_logger(name: str, out: Path, config: dict[str, Any]) -> AbstractContextManager[Write]:
-    """A logger by name, for what runs in the folder `out` as `config` says.
+    """Return a logger by name, for a run in the folder `out` with the settings `config`.
 
-    It is a context with a function inside, `write(figures, step)`.
+    It is a context manager that gives a function, `write(figures, step)`.
     """
-    opened = lookup("logger", name, LOGGERS)
+    logger = lookup("logger", name, LOGGERS)
     out.mkdir(parents=True, exist_ok=True)
-    return opened(out, config)
+    return logger(out, config)

@@ -1,4 +1,4 @@
-"""The command line: verbs only; the work is done in the rooms that they call."""
+"""The command line: verbs only. The rooms that they call do the work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dent.cli.app import app
 
 __all__ = ["app", "evaluate", "lists", "main", "reproduce", "serve", "train"]
 
-INTERRUPTED = 130  # what typer returns after an interrupt, as shells do
+INTERRUPTED = 130  # exit code after an interrupt, as in shells
 
 
 def main() -> None:
-    """Run the command line; what the user got wrong is one line on stderr and exit code 2."""
+    """Run the command line. A mistake of the user becomes one line on stderr and exit code 2."""
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:

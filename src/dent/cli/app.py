@@ -1,4 +1,4 @@
-"""The command itself, and what its verbs share."""
+"""The command `dent`, and the flags that its verbs share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="""
-**dent**: dynamic defenses against adversarial attacks, and what they are really worth.
+**dent**: dynamic defenses against adversarial attacks, and how much they really help.
 
-A dynamic defense adapts a trained classifier to every batch at test time, by minimizing the entropy of
-its own predictions. Training is not touched:
+A dynamic defense adapts a trained classifier to every batch at test time: it minimizes the entropy of
+its own predictions. Training does not change:
 
     import dent
 
@@ -29,19 +29,28 @@ its own predictions. Training is not touched:
 
     logits = defended(inputs)
 
-Start with `dent list defenses`; `dent list settings` says what can be overridden.
+Start with `dent list defenses`. `dent list settings` lists what you can override.
 """,
 )
 
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Threads = Annotated[int | None, typer.Option(help="Of the CPU; torch decides if not given.")]
-Log = Annotated[list[str] | None, typer.Option(help="Also log to: tensorboard, wandb.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1 or mps.")]
+DryRun = Annotated[bool, typer.Option(help="Show what would be done and how long it would take.")]
+Engine = Annotated[str, typer.Option(help="Where to compute: here (this process) or ray.")]
+Log = Annotated[
+    list[str] | None, typer.Option(help="Also log to tensorboard or wandb. May be repeated.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Address of a running Ray cluster (default: start Ray here).")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the batches and the attacks.")]
+Threads = Annotated[int | None, typer.Option(help="Number of CPU threads (default: torch decides).")]
+Workers = Annotated[int | None, typer.Option(help="Number of Ray workers (default: all cores).")]
 
 
-def _version(show: bool) -> None:
-    if show:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"dent {dent.__version__}")
         raise typer.Exit
 
@@ -49,13 +58,15 @@ def _version(show: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     pass
 
 
 def show(rows: list[dict[str, Any]], as_json: bool, right: Sequence[str] = ()) -> None:
+    """Print rows as JSON or as a table; the columns in `right` are numbers."""
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""`dent evaluate`, `dent attack` and `dent compare`: what a defense is worth."""
+"""`dent evaluate`, `dent attack` and `dent compare`: measure what a defense is worth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from dent.cli.app import AsJson, Device, Log, Threads, app, show
+from dent.cli.app import (
+    AsJson,
+    Device,
+    DryRun,
+    Engine,
+    Log,
+    RayAddress,
+    Seed,
+    Threads,
+    Workers,
+    app,
+    show,
+)  # fmt: skip
 from dent.evaluation import Evaluation, Results, load_results, make_evaluation, read_evaluation
 from dent.evaluation.compare import compare as compare_results
 from dent.evaluation.estimate import estimate
@@ -31,34 +43,41 @@ from dent.report.terminal import (
 )
 from dent.report.write import write_markdown, write_page
 
-FAILED = 1  # the exit code where a unit of the run failed
+FAILED = 1  # exit code if a unit of the run failed
 
 
 @app.command()
 @flags(Evaluation, without=("models", "defenses", "attacks"))
 def evaluate(
-    config: Annotated[Path | None, typer.Argument(help="A YAML file of settings; flags win.")] = None,
-    model: Annotated[list[str] | None, typer.Option(help="Model, may be repeated.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file with settings. Flags override it.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Model, see `dent list models`. May be repeated.")
+    ] = None,
     defense: Annotated[
-        list[str] | None, typer.Option(help="Defense, as dent+ or dent:steps=10; may be repeated.")
+        list[str] | None, typer.Option(help="Defense, such as dent+ or dent:steps=10. May be repeated.")
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="Attack instead of a suite, as apgd-ce:steps=20; may be repeated."),
+        typer.Option(help="Attack instead of a suite, such as apgd-ce:steps=20. May be repeated."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; one in runs/.")] = None,
-    engine: Annotated[str, typer.Option(help="here, or ray.")] = "here",
-    workers: Annotated[int | None, typer.Option(help="Of Ray; all cores if not given.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="Of a cluster of Ray.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run (default: runs/SUITE-DIGEST).")
+    ] = None,
+    engine: Engine = "here",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
     threads: Threads = None,
-    dry_run: Annotated[bool, typer.Option(help="Say what would be done, and do nothing.")] = False,
+    dry_run: DryRun = False,
     log: Log = None,
     as_json: AsJson = False,
     **settings: Any,
 ) -> None:
-    """Attack models with and without defenses, and say what stands; the same command resumes it.
+    """Attack models with and without defenses, and report what is left of their accuracy.
 
-    Alone, it takes the shipped models and images with the defenses that suit them.
+    Without arguments, it evaluates the shipped models on the shipped images, each with the defenses
+    that suit it. The same command resumes a run that was stopped.
     """
     lists = {"models": model, "defenses": defense, "attacks": attack}
     given = settings | {name: tuple(value) for name, value in lists.items() if value}
@@ -83,30 +102,34 @@ def evaluate(
         show_results(results)
         typer.echo(f"run: {folder}; report: {folder / 'report.html'}")
     if not results.complete:
-        typer.echo("dent: some units failed; the same command tries these again", err=True)
+        typer.echo("dent: some units failed; run the same command to try them again", err=True)
         raise typer.Exit(FAILED)
 
 
 @app.command()
 def attack(
-    model: Annotated[str, typer.Argument(help="See `dent list models`.")],
-    attack: Annotated[str, typer.Option(help="See `dent list attacks`.")] = "apgd-ce",
-    defense: Annotated[str, typer.Option(help="As dent+ or dent:steps=10.")] = "static",
-    data: Annotated[str, typer.Option(help="See `dent list data`.")] = "cifar10",
-    n: Annotated[int, typer.Option(help="How many images; all if 0.")] = 128,
-    batch_size: Annotated[int, typer.Option(help="Images of a batch.")] = 128,
-    eps: Annotated[str | None, typer.Option(help="Radius, as 8/255 or 0.5.")] = None,
-    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
-    steps: Annotated[int | None, typer.Option(help="Of a gradient attack.")] = None,
-    queries: Annotated[int | None, typer.Option(help="Of Square.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the batches and of the attack.")] = 0,
+    model: Annotated[str, typer.Argument(help="Model, see `dent list models`.")],
+    attack: Annotated[str, typer.Option(help="Attack, see `dent list attacks`.")] = "apgd-ce",
+    defense: Annotated[str, typer.Option(help="Defense, such as dent+ or dent:steps=10.")] = "static",
+    data: Annotated[str, typer.Option(help="Data set, see `dent list data`.")] = "cifar10",
+    n: Annotated[int, typer.Option(help="Number of images; 0 is all.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Number of images per batch.")] = 128,
+    eps: Annotated[
+        str | None, typer.Option(help="Radius, such as 8/255 or 0.5 (default: what suits the model).")
+    ] = None,
+    norm: Annotated[str, typer.Option(help="Norm: linf, l2 or l1.")] = "linf",
+    steps: Annotated[int | None, typer.Option(help="Number of steps of a gradient attack.")] = None,
+    queries: Annotated[int | None, typer.Option(help="Number of queries of Square.")] = None,
+    seed: Seed = 0,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="The .npz for the images.")] = Path("adversarial.npz"),
+    out: Annotated[Path, typer.Option(help="File for the adversarial images.")] = Path(
+        "adversarial.npz"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Run one attack on one model, and save the adversarial images as .npz.
+    """Run one attack on one model, and save the adversarial images as an .npz file.
 
-    The file can be read as data again: `--data adversarial.npz`.
+    Other commands can read the file as data: `--data adversarial.npz`.
     """
     if out.suffix != ".npz":
         raise ValueError(f"expected out as a file.npz, got {out}")
@@ -138,11 +161,11 @@ def attack(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    second: Annotated[Path, typer.Argument(help="Folder of another.")],
+    first: Annotated[Path, typer.Argument(help="Folder of the first run.")],
+    second: Annotated[Path, typer.Argument(help="Folder of the second run.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare two runs on the points that both have: paired differences, with intervals."""
+    """Compare two runs on the images that both have: paired differences with intervals."""
     rows = compare_results(load_results(first), load_results(second))
     if as_json:
         typer.echo(json.dumps([row.to_json() for row in rows], indent=2))
@@ -167,6 +190,6 @@ def _log(results: Results, loggers: list[str], folder: Path) -> None:
 
 
 def _digest(evaluation: Evaluation) -> str:
-    """So that the same command finds its run again."""
+    """Return a short digest of the settings, so that the same command finds its run again."""
     text = json.dumps(evaluation.to_json(), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,8 +1,8 @@
-"""`dent list` and `dent data`: what the library knows by name."""
+"""`dent list` and `dent data`: list what has a name, and fetch data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from enum import StrEnum
 from pathlib import Path
@@ -35,16 +35,13 @@ def list_(
     what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.defenses,
     as_json: AsJson = False,
 ) -> None:
-    """List what the library knows by name.
-
-    Defenses, settings of dent, models, data, recipes, suites of attacks, attacks.
-    """
+    """List defenses, settings of dent, models, data, recipes, suites or attacks by name."""
     tables: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
-        Listing.defenses: _defenses,
-        Listing.settings: lambda: _documented(Settings),
+        Listing.defenses: _list_defenses,
+        Listing.settings: lambda: _describe_settings(Settings),
         Listing.models: list_models,
         Listing.data: lambda: [{"data": name, "what it is": note} for name, note in DATA.items()],
-        Listing.recipes: _recipes,
+        Listing.recipes: _list_recipes,
         Listing.suites: lambda: [
             {"suite": name, "what it is": note} for name, note in SUITE_NOTES.items()
         ],
@@ -60,17 +57,19 @@ def list_(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")],
-    root: Annotated[Path | None, typer.Option(help="Folder that holds the files already.")] = None,
+    name: Annotated[str, typer.Argument(help="Data set: cifar10 or cifar100.")],
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that already has the files (default: download them).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a data set, verify it, and say where it is."""
+    """Find or download a data set, verify it, and print where it is."""
     with progress_bar(name) as move:
-        rows = [asdict(found) for found in fetch_data(name, root=root, progress=move)]
+        rows = [asdict(split) for split in fetch_data(name, root=root, progress=move)]
     show(rows, as_json)
 
 
-def _defenses() -> list[dict[str, Any]]:
+def _list_defenses() -> list[dict[str, Any]]:
     """Return a row for each defense: settings in which a preset of dent differs, or all of a method."""
     default = vars(Settings())
     return [
@@ -88,25 +87,20 @@ def _defenses() -> list[dict[str, Any]]:
     ]
 
 
-def _recipes() -> list[dict[str, Any]]:
-    return _named("recipe", RECIPES, RECIPE_NOTES, Recipe())
-
-
-def _named(
-    kind: str, table: Mapping[str, Any], notes: Mapping[str, str], base: Any
-) -> list[dict[str, Any]]:
-    default = vars(base)
+def _list_recipes() -> list[dict[str, Any]]:
+    """Return a row for each recipe with the settings in which it differs from the defaults."""
+    default = vars(Recipe())
     return [
         {
-            kind: name,
-            "what it is": notes[name],
-            "settings": {key: value for key, value in vars(entry).items() if value != default[key]},
+            "recipe": name,
+            "what it is": RECIPE_NOTES[name],
+            "settings": {key: value for key, value in vars(recipe).items() if value != default[key]},
         }
-        for name, entry in table.items()
+        for name, recipe in RECIPES.items()
     ]
 
 
-def _documented(settings: Any) -> list[dict[str, Any]]:
+def _describe_settings(settings: Any) -> list[dict[str, Any]]:
     return [
         {
             "setting": setting.name,

@@ -1,4 +1,4 @@
-"""`dent reproduce` and `dent report`: the paper's tables, and pages to look at."""
+"""`dent reproduce` and `dent report`: the paper's tables, and HTML pages of runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from dent.cli.app import AsJson, Device, Threads, app, show
+from dent.cli.app import (
+    AsJson,
+    Device,
+    DryRun,
+    Engine,
+    RayAddress,
+    Seed,
+    Threads,
+    Workers,
+    app,
+    show,
+)  # fmt: skip
 from dent.cli.evaluate import FAILED
 from dent.evaluation import load_results
 from dent.paper.claims import judge_claims
@@ -31,24 +42,27 @@ from dent.report.write import write_page, write_paper
 @app.command()
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Tables, as table-1 or sota, or all; none lists them.")
+        list[str] | None,
+        typer.Argument(help="Tables, such as table-1 or sota, or all (default: list the tables)."),
     ] = None,
-    scale: Annotated[str, typer.Option(help=f"{', '.join(scales())}.")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/paper-SCALE.")] = None,
-    engine: Annotated[str, typer.Option(help="here, or ray.")] = "here",
-    workers: Annotated[int | None, typer.Option(help="Of Ray; all cores if not given.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="Of a cluster of Ray.")] = None,
+    scale: Annotated[str, typer.Option(help=f"Scale: {', '.join(scales())}.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run (default: runs/paper-SCALE).")
+    ] = None,
+    engine: Engine = "here",
+    workers: Workers = None,
+    ray_address: RayAddress = None,
     threads: Threads = None,
-    imagenet: Annotated[Path | None, typer.Option(help="Folder of ImageNet, at scale paper.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the batches and of every attack.")] = 0,
+    imagenet: Annotated[Path | None, typer.Option(help="Folder of ImageNet, for --scale paper.")] = None,
+    seed: Seed = 0,
     device: Device = "cpu",
-    dry_run: Annotated[bool, typer.Option(help="Say what would be done, and do nothing.")] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the paper's tables and figures beside what was published; the same command resumes it.
+    """Measure the numbers of the paper's tables and figures, and print them beside the published ones.
 
-    What several tables need is measured once. The worst case under attacks made for adaptation stands
-    beside every robust number.
+    A number that several tables need is measured once. Beside every robust accuracy stands the worst
+    case under attacks made for adaptation. The same command resumes a run that was stopped.
     """
     chosen_scale = find_scale(scale).with_imagenet(imagenet)
     folder = out or Path("runs") / f"paper-{chosen_scale.name}"
@@ -74,17 +88,21 @@ def reproduce(
     if not as_json:
         typer.echo(f"results: {folder / RESULTS}; report: {folder / 'report.html'}")
     if not found.is_complete(chosen):
-        typer.echo("dent: some numbers are missing; the same command tries them again", err=True)
+        typer.echo("dent: some numbers are missing; run the same command to try them again", err=True)
         raise typer.Exit(FAILED)
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of evaluate or reproduce.")],
-    out: Annotated[Path | None, typer.Option(help="The .html; report.html in the folder.")] = None,
-    pictures: Annotated[Path | None, typer.Option(help="A folder for the plots as PNG and SVG.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of `dent evaluate` or `dent reproduce`.")],
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file (default: report.html in the folder).")
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder for the plots as PNG and SVG (default: none).")
+    ] = None,
 ) -> None:
-    """Make the page of a run again: one HTML file that needs nothing else; and plots for papers."""
+    """Write the report of a run again, as one HTML file, and its plots for papers."""
     file = out or (run.parent if run.is_file() else run) / "report.html"
     if file.suffix != ".html":
         raise ValueError(f"expected out as a file.html, got {file}")

@@ -1,4 +1,4 @@
-"""`dent train`."""
+"""`dent train`: train a model."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from dent.training.card import train_and_measure
 @app.command()
 @add_flags(Recipe)
 def train(
-    architecture: Annotated[str, typer.Argument(help="See `dent list models`.")],
-    recipe: Annotated[str, typer.Option(help="See `dent list recipes`.")] = "nominal",
+    architecture: Annotated[str, typer.Argument(help="Architecture, see `dent list models`.")],
+    recipe: Annotated[str, typer.Option(help="Recipe, see `dent list recipes`.")] = "nominal",
     data: Annotated[
-        str, typer.Option(help="cifar10, cifar100, a folder, an .npz, module:function.")
+        str,
+        typer.Option(
+            help="Training data: cifar10, cifar100, a folder, an .npz file or module:function."
+        ),
     ] = "cifar10",
     test_data: Annotated[
-        str | None, typer.Option(help="Other test images than those of the data.")
+        str | None, typer.Option(help="Test data (default: the test images of --data).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; runs/ARCHITECTURE-RECIPE.")
+        Path | None, typer.Option(help="Folder of the run (default: runs/ARCHITECTURE-RECIPE).")
     ] = None,
     start: Annotated[
-        str | None, typer.Option(help="Begin from the weights of this model or checkpoint.")
+        str | None, typer.Option(help="Model or checkpoint to begin from (default: random weights).")
     ] = None,
     device: Device = "cpu",
     threads: Threads = None,
     compile: Annotated[
-        bool, typer.Option(help="Compile the model first; faster after a minute.")
+        bool, typer.Option(help="Compile the model first. It takes a minute and makes training faster.")
     ] = False,
     mixed_precision: Annotated[
         bool | None,
@@ -46,9 +49,10 @@ def train(
     log: Log = None,
     **settings: Any,
 ) -> None:
-    """Train a model; the same command resumes it. Any setting of the recipe can be overridden.
+    """Train a model by a recipe.
 
-    Several processes: `torchrun --nproc-per-node 8 -m dent train ...`.
+    Flags override the settings of the recipe. The same command resumes a training that was stopped.
+    To use several processes, run `torchrun --nproc-per-node 8 -m dent train ...`.
     """
     if threads is not None:
         torch.set_num_threads(threads)

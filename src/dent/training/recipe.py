@@ -1,4 +1,4 @@
-"""How a model is trained: every setting, and the published recipes by name."""
+"""Recipes: the settings of a training, and the published recipes by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Norm = Literal["linf", "l2"]
 
 
 class Recipe(Declared):
-    """Everything that defines a training except the model and the data.
+    """The settings of a training, without the model and the data.
 
     >>> Recipe(epochs=0, schedule="step")
     Traceback (most recent call last):
@@ -29,8 +29,10 @@ class Recipe(Declared):
     title: ClassVar[str] = "recipe"
 
     method: Method = Field("nominal", description="Loss to minimize")
-    epochs: int = Field(200, ge=1, description="Passes over the training images")
-    batch_size: int = Field(128, ge=1, description="Images per update, over all processes together")
+    epochs: int = Field(200, ge=1, description="Number of passes over the training images")
+    batch_size: int = Field(
+        128, ge=1, description="Number of images per update, over all processes together"
+    )
     lr: Number = Field(0.1, ge=0, description="Highest learning rate of SGD")
     schedule: Schedule = Field("cosine", description="How the learning rate falls to zero")
     warmup: Number = Field(
@@ -51,12 +53,12 @@ class Recipe(Declared):
     eps: Number = Field(0.0, ge=0, description="Radius of the attack in training; 0 for nominal")
     norm: Norm = Field("linf", description="Norm of the attack")
     attack_steps: int = Field(
-        0, ge=0, description="Steps of PGD on every batch; 1 is fast AT, 0 is nominal"
+        0, ge=0, description="Number of PGD steps on every batch; 1 is fast AT, 0 is nominal"
     )
     step_size: Number = Field(0.0, ge=0, description="Size of each step of PGD; 0 for nominal")
     beta: Number | None = Field(None, ge=0, description="Weight of the second term of TRADES")
     hold_out: int = Field(
-        1000, ge=0, description="Training images held out to watch the accuracy; 0 trains on all"
+        1000, ge=0, description="Number of training images held out to watch the accuracy"
     )
     seed: int = Field(0, ge=0, description="Seed of the weights, the order, the crops and the attack")
 
@@ -70,7 +72,7 @@ class Recipe(Declared):
         return self.method != "nominal"
 
     def lr_at(self, progress: float) -> float:
-        """The learning rate when this share of the updates is done.
+        """Return the learning rate when this share of the updates is done.
 
         >>> recipe = Recipe(lr=1.0, warmup=0.2, schedule="linear")
         >>> [round(recipe.lr_at(progress), 3) for progress in (0.1, 0.2, 0.6, 1.0)]
