@@ -1,3 +1,5 @@
+"""The command line: help, lists, data and training; what a user got wrong; interrupts."""
+
 from __future__ import annotations
 
 import json
@@ -10,14 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toys
+from commands import Finished, run
 
 import dent
 from dent.defense import DEFENSES
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dent", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_help_says_how_to_begin() -> None:
@@ -28,7 +26,9 @@ def test_help_says_how_to_begin() -> None:
 
 
 def test_version() -> None:
-    assert run("--version").stdout.strip() == f"dent {dent.__version__}"
+    command = [sys.executable, "-m", "dent", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"dent {dent.__version__}"
 
 
 @pytest.mark.parametrize("what", ["defenses", "settings"])
@@ -61,9 +61,8 @@ def test_every_listing_is_a_table_and_json() -> None:
     ):
         assert some in [row[column] for row in json.loads(run("list", what, "--json").stdout)]
         assert some in run("list", what).stdout
-    assert (
-        "dent-defense[timm]" in run("list", "models").stdout
-    )  # taken as text, not as markup of the terminal
+    models = run("list", "models").stdout
+    assert "dent-defense[timm]" in models  # text, not markup of the terminal
 
 
 @pytest.fixture
@@ -73,10 +72,8 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "toy.npz"
 
 
-def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dent", "train", "toys:convolutional", *arguments]
-    path = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=path)
+def train(folder: Path, *arguments: str) -> Finished:
+    return run("train", "toys:convolutional", *arguments, cwd=folder)
 
 
 def test_train_prints_every_epoch_and_leaves_a_card(tmp_path: Path, images: Path) -> None:

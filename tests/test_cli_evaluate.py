@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import run
 
 import dent
 from dent.report.evaluation import results_text
@@ -27,14 +25,6 @@ TINY = [
     "1",
 ]
 TINY += ["--eps", "5/255", "--threads", "1"]
-
-
-def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dent", *map(str, arguments)]
-    own = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env=os.environ | own
-    )
 
 
 @pytest.fixture(scope="module")

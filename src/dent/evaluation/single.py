@@ -65,6 +65,9 @@ def attack_data(
     subject = sources.subject(cell)
     if ATTACKS[attack].updates and not subject.defense.settings.steps:
         raise ValueError(f"{attack} is for defenses that make updates, and {cell.defense} makes none")
+    with torch.no_grad():
+        outputs = subject.static(sources.read(batches[0][:1])[0]).shape[-1]
+    sources.dataset().check_outputs(outputs, owner=cell.model)
     images: list[Tensor] = []
     natural: list[Tensor] = []
     correct: list[Tensor] = []
@@ -77,7 +80,6 @@ def attack_data(
             task = Task(Unit(cell, number, name), {} if name == NATURAL else settings or {})
             with seeded(task.unit, sources.evaluation):
                 result, right = attacked(task, subject, inputs, labels, everyone, seed)
-            sources.dataset().check_outputs(result.logits.shape[1], owner=cell.model)
             kept.append(right.cpu())
         images.append(result.inputs.cpu())
     order = torch.cat(batches).argsort()
