@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import dent
-from dent.fields import number
+from dent.declared import read_number
 from dent.report.terminal import progress_bar, show_table
 from dent.storage import replace_file
 
@@ -70,8 +70,8 @@ def find_standing(unit: Unit, model: nn.Module, inputs: Tensor, labels: Tensor) 
     alone = unit.attack in ATTACKS
     what = {"attacks": [unit.attack]} if alone else {"version": unit.attack}
     run = dent.attacks.autoattack(
-        model, inputs, labels, eps=number(unit.eps), norm=unit.norm, seed=unit.seed, engine=unit.engine,
-        **what,
+        model, inputs, labels, eps=read_number(unit.eps), norm=unit.norm, seed=unit.seed,
+        engine=unit.engine, **what,
     )  # fmt: skip
     return ~run.broken
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from dent.declared import raise_faults
 from dent.defense.dent.objectives import OBJECTIVES
 from dent.defense.dent.optimizers import OPTIMIZERS
-from dent.fields import refuse, setting, wrong_choices
 from dent.names import check_known, lookup
 
 Per = Literal["batch", "sample"]
@@ -20,6 +20,11 @@ Gradient = Literal["stale", "unrolled"]
 Predict = Literal["after", "before"]
 
 
+def setting(default: Any, doc: str, choices: Any = None) -> Any:
+    """Declare a field of `Settings`: its default, a line that describes it, and its choices if any."""
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that defines a defense. `dent list settings` prints the fields.
@@ -27,7 +32,7 @@ class Settings:
     >>> Settings(steps=-1, affine="layer")
     Traceback (most recent call last):
     ...
-    ValueError: 2 wrong settings:
+    dent.declared.SettingsError: 2 wrong settings:
       affine: expected one of off, batch, sample, got 'layer'
       steps: expected an integer >= 0, got -1
     """
@@ -66,7 +71,7 @@ class Settings:
     predict: Predict = setting("after", "predict after or before the updates", get_args(Predict))
 
     def __post_init__(self) -> None:
-        refuse(self._faults())
+        raise_faults(self._faults())
 
     @property
     def test_share(self) -> float:
@@ -105,7 +110,13 @@ class Settings:
         return {name: value for name, value in options.items() if value is not None}
 
     def _faults(self) -> list[str]:
-        faults, share = wrong_choices(self), self.statistics
+        faults, share = [], self.statistics
+        for one in fields(self):
+            choices, value = one.metadata["choices"], getattr(self, one.name)
+            if choices and value not in choices:
+                faults.append(
+                    f"{one.name}: expected one of {', '.join(map(str, choices))}, got {value!r}"
+                )
         if share not in ("train", "test") and not (_is_number(share) and 0 <= float(share) <= 1):
             faults.append(f"statistics: expected train, test or a weight in [0, 1], got {share!r}")
         for name in ("sigma", "blur_lr", "lr"):
