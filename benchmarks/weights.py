@@ -27,9 +27,8 @@ from torch import Tensor, nn
 import dent
 from dent.data import open_data
 from dent.declared import read_number
-from dent.models import find_class_names
 from dent.models.checkpoint import find_state, read_checkpoint, split_normalization
-from dent.models.shipped import read_cards
+from dent.models.shipped import load_shipped, read_cards
 from dent.report.terminal import accuracy_text, progress_bar
 from dent.storage import replace_file
 from dent.training.card import CARD, count_correct, make_accuracy
@@ -100,24 +99,30 @@ def halve_parameters(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def measure(
-    name: str, *, eps: float | None, norm: str, batch_size: int, test_data: str | None, limit: int
+    name: str,
+    *,
+    eps: float | None = None,
+    norm: str = "linf",
+    batch_size: int = 250,
+    test_data: str | None = None,
+    limit: int = 1000,
+    folder: Path = WEIGHTS,
 ) -> None:
     """Measure a packed model, and write its accuracies to its card.
 
     test_data: file with all test images (default: the data set that the card names).
     limit: number of the package's images that are attacked.
     """
-    card = json.loads((WEIGHTS / f"{name}.json").read_text())
-    model, data = dent.load_model(name), card["data"]["name"]
-    classes = find_class_names(model)
+    card = json.loads((folder / f"{name}.json").read_text())
+    model, data = load_shipped(name, folder=folder), card["data"]["name"]
     whole, shipped = open_data(test_data or data), open_data(data, n=1000)
-    if classes is not None:
-        whole, shipped = (one.match_classes(classes, owner=name) for one in (whole, shipped))
+    if model.class_names is not None:
+        whole, shipped = (one.match_classes(model.class_names, owner=name) for one in (whole, shipped))
     card["accuracies"] = [
         make_accuracy("natural, test images", count_correct(model, whole), len(whole)),
         make_accuracy("natural, shipped images", count_correct(model, shipped), len(shipped)),
     ]
-    write_card(WEIGHTS, name, card)
+    write_card(folder, name, card)
     if eps is None:
         return
     started = time.perf_counter()
@@ -126,7 +131,7 @@ def measure(
     budget = f"{round(eps * 255, 3):g}/255" if norm == "linf" else f"{eps:g}"
     what = f"reference APGD-CE and APGD-T, {norm.capitalize()} {budget}, shipped images"
     card["accuracies"].append(make_accuracy(what, standing, limit))
-    write_card(WEIGHTS, name, card)
+    write_card(folder, name, card)
     print(f"{name}: {time.perf_counter() - started:.0f} s")
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import torch
 
 import dent
 from dent.data import open_data
+from dent.data.cifar import CIFAR100
 from dent.intervals import wilson
 from dent.models.shipped import load_shipped, read_cards
 from dent.training import Recipe
@@ -20,7 +21,7 @@ from dent.training.card import count_correct, train_and_measure
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from weights import pack  # noqa: E402
+from weights import measure, pack, print_table  # noqa: E402
 
 CARDS = read_cards()
 
@@ -76,9 +77,9 @@ def test_the_adversarially_trained_model_is_robust_and_the_nominal_one_is_not() 
     assert standing["resnet20-at"] > 200 * low
 
 
-def test_the_docs_show_the_cards() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "weights.py"), "table"]
-    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_the_docs_show_the_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table()
+    table = capsys.readouterr().out
     assert table in (ROOT / "docs" / "models.md").read_text()
     training = (ROOT / "docs" / "training.md").read_text()
     for name, card in CARDS.items():
@@ -89,16 +90,16 @@ def test_the_docs_show_the_cards() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of `dent train` with averaged weights, of a few random images."""
-    folder, draw = tmp_path_factory.mktemp("run"), np.random.default_rng(0)
-    names = np.array(["ant", "bee", "cow"])
-    np.savez(
-        folder / "few.npz", images=draw.random((32, 3, 32, 32), np.float32),
-        labels=np.arange(32) % 3, classes=names,
-    )  # fmt: skip
-    recipe = Recipe(epochs=1, batch_size=16, hold_out=0, average=0.5)
+    """A folder of `dent train` with averaged weights, of a few images of CIFAR-100."""
+    folder = tmp_path_factory.mktemp("run")
+    images, labels = dent.load_data("cifar100", n=100)
+    np.savez(folder / "few.npz", images=images, labels=labels, classes=np.array(CIFAR100.classes))
+    recipe = Recipe(epochs=1, batch_size=50, hold_out=0, average=0.5)
     train_and_measure("resnet20", recipe, data=str(folder / "few.npz"), out=folder)
     return folder
+
+
+OPTIONS: dict[str, Any] = {"summary": "of a test", "command": "dent train ...", "data": "cifar100"}
 
 
 @pytest.mark.parametrize("average", [False, True], ids=["raw", "average"])
@@ -106,15 +107,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_packed_weights_are_those_that_were_trained(
     run: Path, tmp_path: Path, average: bool, half: bool
 ) -> None:
-    options = {"summary": "of a test", "command": "dent train ...", "data": "few"}
-    pack(run, "tiny", **options, average=average, half=half, folder=tmp_path)
+    pack(run, "tiny", **OPTIONS, average=average, half=half, folder=tmp_path)
     card = read_cards(tmp_path)["tiny"]
     assert card.precision == ("float16" if half else "float32")
-    assert (card.labels, card.data["name"]) == (["ant", "bee", "cow"], "few")
+    assert (card.labels, card.data["name"]) == (list(CIFAR100.classes), "cifar100")
     assert json.loads((tmp_path / "tiny.json").read_text())["averaged"] is average
     packed = load_shipped("tiny", folder=tmp_path)
     trained = dent.load_model(run / f"{'average' if average else 'checkpoint'}.pt")
-    assert packed.class_names == trained.class_names == ("ant", "bee", "cow")
+    assert packed.class_names == trained.class_names == CIFAR100.classes
     for name, value in trained.named_parameters():
         expected = value.half().float() if half else value
         assert torch.equal(packed.get_parameter(name), expected)
@@ -124,6 +124,20 @@ def test_packed_weights_are_those_that_were_trained(
     inputs = torch.rand(4, 3, 32, 32)
     torch.testing.assert_close(packed(inputs), trained(inputs), rtol=1e-2, atol=1e-2)
     assert (tmp_path / "tiny.pt").stat().st_size < (0.7e6 if half else 1.3e6)
+
+
+def test_a_model_of_cifar100_is_measured(run: Path, tmp_path: Path) -> None:
+    """All test images may be a file, here of the package's images with their classes in reverse."""
+    pack(run, "tiny", **OPTIONS, folder=tmp_path)
+    images, labels = dent.load_data("cifar100", n=1000)
+    backwards = np.array(CIFAR100.classes[::-1])
+    np.savez(tmp_path / "all.npz", images=images, labels=99 - labels, classes=backwards)
+    measure("tiny", test_data=str(tmp_path / "all.npz"), folder=tmp_path)
+    whole, shipped = read_cards(tmp_path)["tiny"].accuracies
+    correct = count_correct(load_shipped("tiny", folder=tmp_path), open_data("cifar100", n=1000))
+    assert correct > 0
+    assert whole["n"] == shipped["n"] == 1000
+    assert whole["percent"] == shipped["percent"] == correct / 10
 
 
 @pytest.mark.slow
