@@ -1,12 +1,12 @@
-"""How an evaluation scales: this process, one worker of Ray and two, with one thread each.
+"""Measure how an evaluation scales: this process, one Ray worker and two, with one thread each.
 
     python benchmarks/scaling.py [--rounds 3] [--json FILE]
 
-The same evaluation by each in turns: static and dent+ on resnet20-at, suite `quick` with few steps. The
-start of Ray, of its workers and their models is timed apart; so is the end, when one worker has nothing
-left to do and waits for the other, which is as long for many units as it is for few. What is lost around
-the units is the rest of the workers' time less what the units took by themselves: the store and the
-engine. Two workers should do 1.8 times as much as one, and less than 3 % be lost.
+Each runs the same evaluation in turn: static and dent+ on resnet20-at, suite `quick` with few steps. The
+start of Ray, of its workers and of their models is timed apart. So is the end, when one worker waits
+for the other, which takes as long for many units as for few. Lost time is the rest of the workers' time
+minus the time of the units themselves: store and engine. Two workers should do 1.8 times as much as one,
+and less than 3 % should be lost.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 import environment  # noqa: F401
 
-from dent.evaluation import make_evaluation
-from dent.evaluation.engines import ENGINES, Engine
-from dent.evaluation.perform import Task
+from dent.evaluation import Evaluation
+from dent.evaluation.execute import Engine, Task
+from dent.evaluation.pipeline import describe_run, run_units, start_engine
 from dent.evaluation.plan import Plan, make_plan
-from dent.evaluation.run import counted, identity, save, work
+from dent.evaluation.score import make_tallies, summarize
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import Store
 from dent.report.terminal import progress_bar, show_table
@@ -40,27 +40,27 @@ SPEED_UP, LOST = 1.8, 3.0
 
 
 def measure(engine: str, workers: int) -> dict[str, float]:
-    """The seconds of the start, of the run, and of its units by themselves."""
-    sources = Sources(make_evaluation(JOB))
+    """Return the seconds of the start, of the run, and of its units by themselves."""
+    sources = Sources(Evaluation(**JOB))
     plan = make_plan(sources)
-    about = identity(sources, plan)
+    about = describe_run(sources, plan)
     started = time.perf_counter()
     with (
         TemporaryDirectory() as folder,
-        ENGINES[engine](sources, threads=1, workers=workers, address=None) as working,
+        start_engine(engine, sources, threads=1, workers=workers, address=None) as working,
     ):
         warm_up(plan, working)
         began = time.perf_counter()
-        store = Store(Path(folder))
+        store, tallies = Store(Path(folder)), make_tallies(plan)
         store.begin(about)
-        store.check(plan.units())
-        all_done, times = [], []
-        for done in work(plan, store, working, set(plan.units())):
-            all_done.append(done)
+        results, times = [], []
+        for result in run_units(plan, tallies, working, set(plan.units())):
+            store.write(result)
+            results.append(result)
             times.append(time.perf_counter())
-        save(counted(plan, store, about), Path(folder))
+        summarize(tallies, about).write(Path(folder))
         wall = time.perf_counter() - began
-    if failed := [done for done in all_done if done.outcome is None]:
+    if failed := [result for result in results if result.outcome is None]:
         raise RuntimeError(f"{failed[0].unit} failed: {failed[0].error}")
     return {
         "start": began - started,
@@ -69,29 +69,29 @@ def measure(engine: str, workers: int) -> dict[str, float]:
             max(0, workers - left) * (later - earlier)
             for left, later, earlier in zip(count(1), times[::-1], times[-2::-1], strict=False)
         ),
-        "own": sum(done.took["seconds"] for done in all_done),
-        "units": len(all_done),
-        "images": sum(sum(done.outcome.given) for done in all_done if done.outcome),
+        "own": sum(result.took["seconds"] for result in results),
+        "units": len(results),
+        "images": sum(sum(result.outcome.given) for result in results if result.outcome),
         "workers": workers,
     }
 
 
 def warm_up(plan: Plan, engine: Engine) -> None:
-    """A unit of some length for each slot, so that all workers are there and have their model."""
+    """Run a unit of some length in each slot, so that all workers are there and have their model."""
     units = [unit for unit in plan.units() if unit.attack == "apgd-ce" and not unit.cell.static]
     for unit in units[: engine.slots]:
-        engine.submit(Task(unit, plan.settings(unit)))
+        engine.submit(Task(unit, plan.options(unit)))
     for _ in units[: engine.slots]:
-        engine.finished()
+        engine.wait()
 
 
-def lost(one: dict[str, float]) -> float:
-    """The seconds of the workers that were neither a unit's nor at the end."""
+def count_lost(one: dict[str, float]) -> float:
+    """Return the seconds of the workers that were neither spent in a unit nor waiting at the end."""
     return one["wall"] * one["workers"] - one["own"] - one["waiting"]
 
 
-def summary(name: str, found: list[dict[str, float]]) -> dict[str, Any]:
-    """Medians over the rounds."""
+def summarize_rounds(name: str, found: list[dict[str, float]]) -> dict[str, Any]:
+    """Return medians over the rounds."""
 
     def middle(figure: Callable[[dict[str, float]], float], digits: int) -> float:
         return round(median(figure(one) for one in found), digits)
@@ -104,8 +104,8 @@ def summary(name: str, found: list[dict[str, float]]) -> dict[str, Any]:
         "units/s": middle(lambda one: one["units"] / one["wall"], 2),
         "images/s": middle(lambda one: one["images"] / one["wall"], 1),
         "waiting, %": middle(lambda one: 100 * one["waiting"] / one["wall"] / one["workers"], 2),
-        "lost, %": middle(lambda one: 100 * lost(one) / one["wall"] / one["workers"], 2),
-        "lost, ms per unit": middle(lambda one: 1000 * lost(one) / one["units"], 1),
+        "lost, %": middle(lambda one: 100 * count_lost(one) / one["wall"] / one["workers"], 2),
+        "lost, ms per unit": middle(lambda one: 1000 * count_lost(one) / one["units"], 1),
     }
 
 
@@ -120,7 +120,7 @@ def main() -> None:
             for name in list(ENGINES_MEASURED)[:: -1 if number % 2 else 1]:
                 move(sum(map(len, found.values())), given.rounds * len(found), name)
                 found[name].append(measure(*ENGINES_MEASURED[name]))
-    rows = [summary(name, rounds) for name, rounds in found.items()]
+    rows = [summarize_rounds(name, rounds) for name, rounds in found.items()]
     show_table(rows, right=list(rows[0])[1:], title=f"{JOB}, one thread each, {given.rounds} rounds")
     pairs = zip(found["1 worker"], found["2 workers"], strict=True)
     times = round(median(one["wall"] / two["wall"] for one, two in pairs), 2)

@@ -8,13 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from made_up import tally_units
 from numpy.typing import NDArray
 
 import dent
-from dent.evaluation.attacks import kind_of
+from dent.evaluation.attacks import find_attack
+from dent.evaluation.plan import Unit
 from dent.evaluation.results import Results
-from dent.evaluation.summary import count_units, summarize
-from dent.evaluation.units import ABOUT, NATURAL, Cell, Done, Outcome, Unit
+from dent.evaluation.score import summarize
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import Outcome, UnitResult
+from dent.evaluation.suites import ABOUT, NATURAL
 from dent.report.blocks import Plot
 from dent.report.evaluation import evaluation_page
 
@@ -55,14 +59,18 @@ def demo(*, model: str | None = None, failed: Sequence[str] = (), battles: bool 
             bits = tuple(point in points for point in range(N))
             outcome = Outcome(tuple(range(N)), bits, (True,) * N)
             error = "RuntimeError: no memory" if attack in failed else None
-            made.append(Done(Unit(cell, 0, attack), None if error else outcome, error))
+            made.append(UnitResult(Unit(cell, 0, attack), None if error else outcome, error))
         found = () if cell.static else (FINDING,)
         known = Outcome(figures={"flops": 1e6 * cost, "static_flops": 1e6}, findings=found)
         took = {"seconds": 9.0, "forward_seconds": 0.02 * cost, "static_seconds": 0.02}
-        made.append(Done(Unit(cell, 0, ABOUT), known, took=took))
+        made.append(UnitResult(Unit(cell, 0, ABOUT), known, took=took))
     asked = {"models": ["resnet20-at"], "suite": "quick", "data": "cifar10", "n": N, "batch_size": N}
-    tallies = count_units(
-        list(attacks), attacks, [range(N)], made, cumulative=lambda cell: cell.static, kind_of=kind_of
+    tallies = tally_units(
+        attacks,
+        [range(N)],
+        made,
+        cumulative=lambda cell: cell.static,
+        kind_of=lambda name: find_attack(name).kind,
     )
     about = {"asked": asked | {"norm": "linf", "seed": 0}, "versions": {"dent": "0.1.0"}}
     results = summarize(tallies, about=about)

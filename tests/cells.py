@@ -14,12 +14,13 @@ from torch import Tensor, nn
 import dent
 from dent.attacks import AttackResult
 from dent.data import from_arrays
-from dent.evaluation.attacks import ATTACKS, kind_of
-from dent.evaluation.config import make_evaluation
-from dent.evaluation.perform import Task, perform
-from dent.evaluation.plan import Plan
+from dent.evaluation.attacks import ATTACKS, find_attack
+from dent.evaluation.execute import Task, execute_task
+from dent.evaluation.plan import Plan, Unit
 from dent.evaluation.sources import Sources
-from dent.evaluation.units import SPECIAL, Outcome, Unit
+from dent.evaluation.spec import Evaluation
+from dent.evaluation.store import Outcome
+from dent.evaluation.suites import SPECIAL
 
 EPS = {"linf": 0.03, "l2": 0.3, "l1": 2.0}
 INDEPENDENT = "dent+:objective=entropy,reduction=sum,steps=1"  # sample-wise in all respects
@@ -42,7 +43,7 @@ def labeled(net: nn.Module, n: int, *, wrong: int = 0) -> tuple[Tensor, Tensor]:
 def sources_of(net: nn.Module, data: tuple[Tensor, Tensor], *defenses: str, **asked: Any) -> Sources:
     small_budget: dict[str, Any] = {"steps": 2, "queries": 4, "eps": EPS[asked.get("norm", "linf")]}
     small_budget |= {"batch_size": 4, "battle": False}
-    evaluation = make_evaluation(models="net", defenses=list(defenses), n=None, **small_budget | asked)
+    evaluation = Evaluation(models="net", defenses=list(defenses), n=None, **small_budget | asked)
     return Sources(evaluation, {"net": net}, from_arrays(*data))
 
 
@@ -50,7 +51,7 @@ def outcomes(plan: Plan, sources: Sources, units: Iterable[Unit]) -> dict[Unit, 
     """Each unit by itself, as if nothing came before it."""
     found = {}
     for unit in units:
-        done = perform(Task(unit, plan.settings(unit)), sources)
+        done = execute_task(Task(unit, plan.options(unit)), sources)
         assert done.outcome is not None, done.error
         found[unit] = done.outcome
     return found
@@ -93,4 +94,4 @@ class Watched:
 def units_of_kind(plan: Plan, *kinds: str) -> list[Unit]:
     """The units whose attacks are of these kinds; not those that are no attacks."""
     attacks = [unit for unit in plan.units() if unit.attack not in SPECIAL]
-    return [unit for unit in attacks if kind_of(unit.attack) in kinds]
+    return [unit for unit in attacks if find_attack(unit.attack).kind in kinds]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dent.evaluation.plan import WHOLE, Unit
 from dent.evaluation.results import Results
-from dent.evaluation.summary import count_units, summarize
-from dent.evaluation.tally import Tally
-from dent.evaluation.units import ABOUT, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
+from dent.evaluation.score import Tally, summarize
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import Outcome, UnitResult
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL
 
 KINDS = {"apgd-ce": "direct", "square": "direct", "denying": "adaptive", "fpa": "adaptive"}
 KINDS |= {"mixed (50 %)": "scenario", "sorted": "scenario"}
@@ -46,14 +48,14 @@ class MadeUp:
         correct = self.survives[attack][points] & given
         return Outcome(tuple(points), tuple(correct.tolist()), tuple(given.tolist()))
 
-    def done(self) -> list[Done]:
+    def done(self) -> list[UnitResult]:
         found = []
         for attack in self.survives:
             for batch in range(len(self.batches)):
                 unit = Unit(self.cell, batch, attack)
                 broken = (attack, batch) in self.failed
                 error = "RuntimeError: no memory" if broken else None
-                found.append(Done(unit, None if broken else self.outcome(attack, batch), error))
+                found.append(UnitResult(unit, None if broken else self.outcome(attack, batch), error))
         return found
 
     def complete(self, attacks: Sequence[str]) -> list[int]:
@@ -82,16 +84,46 @@ def made_up(draw: st.DrawFn, failures: bool = True) -> MadeUp:
     return MadeUp(batches, survives, cumulative=draw(st.booleans()), failed=frozenset(failed))
 
 
-def tallies(
-    *made: MadeUp, extra: Sequence[Done] = (), done: Iterable[Done] | None = None
+def tally_units(
+    attacks: Mapping[Cell, Sequence[str]],
+    batches: Sequence[Sequence[int]],
+    results: Iterable[UnitResult],
+    *,
+    cumulative: Callable[[Cell], bool],
+    kind_of: Callable[[str], str],
+    planned: Callable[[str], Sequence[int]] | None = None,
 ) -> dict[Cell, Tally]:
-    """What `count_units` makes of them, and of further units of their cells; or of what is done."""
+    """Tally results without a plan. A cell is independent of its batch if it is cumulative."""
+
+    def usual(attack: str) -> Sequence[int]:
+        return {PROTOCOL: (WHOLE,), ABOUT: (0,), BATTLE: (0,)}.get(attack, range(len(batches)))
+
+    made = {
+        cell: Tally(
+            cell,
+            batches,
+            {name: (planned or usual)(name) for name in names},
+            {name: kind_of(name) for name in names if name not in SPECIAL},
+            cumulative=cumulative(cell),
+            independent=cumulative(cell),
+        )
+        for cell, names in attacks.items()
+    }
+    for one in results:
+        if one.unit.cell in made:
+            made[one.unit.cell].add(one)
+    return made
+
+
+def tallies(
+    *made: MadeUp, extra: Sequence[UnitResult] = (), done: Iterable[UnitResult] | None = None
+) -> dict[Cell, Tally]:
+    """The tallies of these cells, and of further units of theirs; or of what is done."""
     further = {
         one.cell: [done.unit.attack for done in extra if done.unit.cell == one.cell] for one in made
     }
     every = [*(one for cell in made for one in cell.done()), *extra]
-    return count_units(
-        [one.cell for one in made],
+    return tally_units(
         {one.cell: [*one.survives, *dict.fromkeys(further[one.cell])] for one in made},
         made[0].batches,
         iter(every) if done is None else done,
@@ -100,7 +132,7 @@ def tallies(
     )
 
 
-def summary(*made: MadeUp, extra: Sequence[Done] = (), **about: Any) -> Results:
+def summary(*made: MadeUp, extra: Sequence[UnitResult] = (), **about: Any) -> Results:
     """What `summarize` makes of them."""
     return summarize(tallies(*made, extra=extra), about)
 
@@ -122,13 +154,13 @@ def example(*, failed: frozenset[tuple[str, int]] = frozenset(), protocol: bool 
         took = {"seconds": 9.0, "forward_seconds": 0.3, "static_seconds": 0.02}
         found = {"name": "randomized", "message": "the same inputs differ", "figures": {"largest": 0.5}}
         about = Outcome(figures=figures, findings=() if cell.static else (found,))
-        extra.append(Done(Unit(cell, 0, ABOUT), about, took=took))
+        extra.append(UnitResult(Unit(cell, 0, ABOUT), about, took=took))
         if protocol:
             bits = tuple((natural & (rng.random(200) < 0.75)).tolist())
             everyone = Outcome(tuple(range(200)), bits, (True,) * 200)
-            extra.append(Done(Unit(cell, WHOLE, PROTOCOL), everyone))
+            extra.append(UnitResult(Unit(cell, WHOLE, PROTOCOL), everyone))
         if not cell.static:
             for batch, points in enumerate(batches):
                 part = Outcome(tuple(points[:16]), (True,) * 9 + (False,) * 7, (True,) * 16)
-                extra.append(Done(Unit(cell, batch, "mixed (50 %)"), part))
+                extra.append(UnitResult(Unit(cell, batch, "mixed (50 %)"), part))
     return summary(*made, extra=extra, data="digits", n=200, batch_size=40, data_sha256="0" * 64)

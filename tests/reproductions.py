@@ -10,10 +10,9 @@ import numpy as np
 from battles import battle
 
 from dent.defense.text import parse_settings
-from dent.evaluation.attacks import kind_of
+from dent.evaluation.attacks import find_attack
 from dent.evaluation.results import Cost
-from dent.evaluation.suites import chosen_attacks
-from dent.evaluation.units import NATURAL
+from dent.evaluation.suites import NATURAL, parse_attacks
 from dent.paper.results import (
     JudgedCell,
     Points,
@@ -85,15 +84,15 @@ def made_up(work: Work, seed: int = 0, **others: Any) -> JudgedCell:
     strength = 255 * work.eps / 8 if work.norm == "linf" else 2 * work.eps
     points = random.permutation(n).tolist()
     judged: dict[str, Points] = {NATURAL: _some(random, points, 0.85)}
-    for name in chosen_attacks(work.attacks):
-        if kind_of(name) == "scenario":
+    for name in parse_attacks(work.attacks):
+        if find_attack(name).kind == "scenario":
             judged[name] = _some(random, points[: max(1, n // 2)], 0.5)
             continue
-        gain = min(updates, 40) / (40 if kind_of(name) == "direct" else 400)
+        gain = min(updates, 40) / (40 if find_attack(name).kind == "direct" else 400)
         left = _some(random, points, min(1, 0.35 + 0.4 * gain + 0.3 * (1 - min(1, strength))))
         judged[name] = both(judged[NATURAL], left)
-    direct = [judged[name] for name in judged if name == NATURAL or kind_of(name) == "direct"]
-    every = [judged[name] for name in judged if name == NATURAL or kind_of(name) != "scenario"]
+    direct = [judged[name] for name in judged if name == NATURAL or find_attack(name).kind == "direct"]
+    every = [judged[name] for name in judged if name == NATURAL or find_attack(name).kind != "scenario"]
     if work.protocol:
         judged["protocol"] = both(*direct, _some(random, points, 0.95))
     judged |= {"direct": both(*direct), "worst": both(*every)}

@@ -38,6 +38,8 @@ def model() -> nn.Module:
 class Noisy(nn.Module):
     """Answers that vary with each number drawn: where the seeds differ, so do verdicts."""
 
+    independent = True  # of its batch: each answer has noise of its own
+
     def __init__(self) -> None:
         super().__init__()
         self.net = model()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,23 @@ from cells import labeled, sources_of, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dent.attacks import adaptive
 from dent.attacks.adaptive.transfer import OFFLINE
 from dent.attacks.losses import LOSSES
-from dent.evaluation import evaluate, make_evaluation, read_evaluation
+from dent.evaluation import Evaluation, evaluate, read_evaluation
 from dent.evaluation.attacks import ATTACKS
-from dent.evaluation.perform import Task, attacked, points_of
-from dent.evaluation.plan import make_plan
+from dent.evaluation.execute import Task, attack_batch, find_points
+from dent.evaluation.plan import Unit, make_plan
 from dent.evaluation.suites import (
+    ABOUT,
     ADAPTIVE,
-    NEEDED,
-    OPTIONS,
+    BATTLE,
+    NATURAL,
     SUITE_NOTES,
-    attack_text,
-    chosen_attacks,
-    suite_attacks,
+    find_suite,
+    format_attack,
+    parse_attacks,
 )
-from dent.evaluation.units import ABOUT, BATTLE, NATURAL, Unit
 
 # Two values of each option, which must lead to something else.
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -41,6 +44,13 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "every": (1, 3),
 }
 FEW: dict[str, Any] = {"rounds": 2, "steps": 3, "queries": 3, "points": 2, "targets": 1}
+OPTIONS = {name: list(attack.options) for name, attack in ATTACKS.items()}
+NEEDED = {
+    name: option
+    for name, attack in ATTACKS.items()
+    for option, (_, default) in attack.options.items()
+    if default is ...
+}
 CASES = [(attack, option) for attack, options in OPTIONS.items() for option in options]
 
 
@@ -52,10 +62,10 @@ def found_by(text: str) -> tuple[torch.Tensor, int, int, int]:
     )
     plan = make_plan(sources)
     (unit,) = [unit for unit in plan.units() if unit.attack not in (NATURAL, ABOUT)]
-    inputs, labels = sources.read(points_of(unit, sources.batches()))
+    inputs, labels = sources.read(find_points(unit, sources.batches()))
     everyone = torch.ones_like(labels, dtype=torch.bool)
-    subject, task = sources.subject(unit.cell), Task(unit, plan.settings(unit))
-    result, _ = attacked(task, subject, inputs, labels, everyone, seed=0)
+    subject, task = sources.subject(unit.cell), Task(unit, plan.options(unit))
+    result, _ = attack_batch(task, subject, inputs, labels, everyone, seed=0)
     part = getattr(result, "part", everyone)
     return result.inputs, result.queries, result.gradients, int(part.sum())
 
@@ -74,12 +84,49 @@ def test_every_option_is_taken_and_changes_something(attack: str, option: str) -
 
 
 def test_every_attack_has_its_options_and_every_suite_uses_them() -> None:
-    assert OPTIONS.keys() == ATTACKS.keys()
-    assert NEEDED.keys() <= OPTIONS.keys()
+    assert NEEDED == {"mixed": "share", "one among": "points", "poisoning": "share"}
     for name in SUITE_NOTES:
         for norm in ("linf", "l2", "l1"):
-            for attack, options in suite_attacks(name, norm).items():
+            for attack, options in find_suite(name, norm).items():
                 assert options.keys() <= set(OPTIONS[attack.partition(" (")[0]])
+
+
+def default_of(run: Any, option: str) -> Any:
+    """The default that the function of an attack has for an option, wherever it is declared."""
+    function: Any = run
+    for _ in range(4):
+        if isinstance(function, partial):
+            if option in function.keywords:
+                return function.keywords[option]
+            function = (
+                function.args[0] if function.args and callable(function.args[0]) else function.func
+            )
+    found = signature(function).parameters.get(option)
+    return signature(adaptive.gmsa if found is None else function).parameters[option].default
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pgd",
+        "apgd-ce",
+        "apgd-dlr",
+        "apgd-t",
+        "fab",
+        "fab-t",
+        "square",
+        "denying updates",
+        "high confidence",
+        "fpa",
+        "gmsa-avg",
+        "gmsa-min",
+    ],
+)
+def test_defaults_of_the_table_are_those_of_the_functions(name: str) -> None:
+    """They are stated for estimates, and must not drift apart."""
+    for option, (_, default) in ATTACKS[name].options.items():
+        own = default_of(ATTACKS[name].run, option)
+        assert own == default or (option == "targets" and own is None), option
 
 
 whole = st.integers(1, 10**6)
@@ -115,13 +162,13 @@ def test_a_text_says_all_of_an_attack_and_says_it_once(
 ) -> None:
     name, options = attack
     pairs = [f"{key}{space}={space}{typed(value, space)}" for key, value in options.items()]
-    text = attack_text(f"{space}{name}{space}:{space}{f',{space}'.join(pairs)}")
-    assert attack_text(text) == text
+    text = format_attack(f"{space}{name}{space}:{space}{f',{space}'.join(pairs)}")
+    assert format_attack(text) == text
     wanted = {key: tuple(one) if isinstance(one, list) else one for key, one in options.items()}
-    assert chosen_attacks([text]) == {name: ADAPTIVE.get(name, {}) | wanted}
+    assert parse_attacks([text]) == {name: ADAPTIVE.get(name, {}) | wanted}
     turned = f"{name}:{','.join(reversed(pairs))}"
-    assert attack_text(turned) == text  # in whatever order
-    assert make_evaluation(attacks=[turned, text]).attacks == (text,)
+    assert format_attack(turned) == text  # in whatever order
+    assert Evaluation(attacks=[turned, text]).attacks == (text,)
 
 
 DENYING = "denying updates:attacks=(apgd-ce,apgd-t)"
@@ -143,7 +190,7 @@ DENYING = "denying updates:attacks=(apgd-ce,apgd-t)"
     ],
 )
 def test_one_way_to_write_an_attack(given: str, text: str) -> None:
-    assert attack_text(given) == text == attack_text(text)
+    assert format_attack(given) == text == format_attack(text)
 
 
 WRONG: dict[Any, str] = {
@@ -151,25 +198,26 @@ WRONG: dict[Any, str] = {
     "": "unknown attack ''",
     "natural": "unknown attack 'natural'",
     "battle": "unknown attack 'battle'",
-    "apgd-ce:step=3": r"unknown options of apgd-ce: step; did you mean 'steps'\? Expected any of: dra",
-    "fpa:steps=010": "expected steps of fpa as an integer >= 0, got '010'",
-    "square:steps=3": "unknown options of square: steps; Expected any of: queries, restarts",
-    "apgd-ce (2):rounds=3": r"unknown options of apgd-ce \(2\): rounds; Expected any of: draws, steps",
+    "apgd-ce:step=3": r"unknown settings of the attack apgd-ce: step; did you mean 'steps'",
+    "fpa:steps=010": r"1 wrong setting of the attack fpa:\s+steps: expected an integer >= 0, got '010'",
+    "square:steps=3": "unknown settings of the attack square: steps; Expected any of: queries, restarts",
+    "apgd-ce (2):rounds=3": "unknown settings of the attack apgd-ce: rounds; Expected any of: steps",
     "apgd-ce:steps": "expected a text such as apgd-ce or fpa:rounds=3,steps=10, got 'apgd-ce:steps'",
     "apgd-ce:steps=3,steps=4": "expected each setting once, got steps twice",
-    "apgd-ce:steps=-1": "expected steps of apgd-ce as an integer >= 0, got -1",
-    "apgd-ce:steps=1.5": "expected steps of apgd-ce as an integer >= 0, got 1.5",
-    "apgd-ce:steps=True": "expected steps of apgd-ce as an integer >= 0, got True",
-    "apgd-ce:restarts=0": "expected restarts of apgd-ce as an integer >= 1, got 0",
-    "apgd-t:targets=0": "expected targets of apgd-t as an integer >= 1, got 0",
-    "mixed (a):share=1": r"expected share of mixed \(a\) as a number in \(0, 1\), got 1",
-    "pgd:step_size=fast": r"expected step_size of pgd as a number in \(0, inf\), got 'fast'",
-    "pgd:loss=cee": "unknown loss of pgd 'cee'; did you mean 'ce'",
-    "denying updates:attacks=(apgd-ce,fab)": "unknown attacks of denying updates 'fab'",
-    "denying updates:attacks=()": r"expected attacks of denying updates as \(apgd-ce,apgd-t\), got \(\)",
-    "denying updates:attacks=3": "expected attacks of denying updates as .*, got 3",
-    "mixed": "expected share of mixed, got none; write mixed:share=",
-    "one among (3):companions=3": r"expected points of one among \(3\), got none",
+    "apgd-ce:steps=-1": r"attack apgd-ce:\s+steps: expected an integer >= 0, got -1",
+    "apgd-ce:steps=1.5": r"attack apgd-ce:\s+steps: expected an integer >= 0, got 1.5",
+    "apgd-ce:steps=True": r"attack apgd-ce:\s+steps: expected an integer >= 0, got True",
+    "apgd-ce:restarts=0": r"attack apgd-ce:\s+restarts: expected an integer >= 1, got 0",
+    "apgd-t:targets=0,draws=0": r"attack apgd-t:\s+draws: .* got 0\s+targets: expected .* >= 1, got 0",
+    "mixed (a):share=1": r"attack mixed:\s+share: expected a number > 0 and < 1, got 1",
+    "pgd:step_size=fast": r"attack pgd:\s+step_size: expected a number.*, got 'fast'",
+    "pgd:step_size=0": r"attack pgd:\s+step_size: expected a number.*, got 0",
+    "pgd:loss=cee": r"attack pgd:\s+loss: unknown name 'cee'; did you mean 'ce'",
+    "denying updates:attacks=(apgd-ce,fab)": "attacks.*: unknown name 'fab'",
+    "denying updates:attacks=()": r"attack denying updates:\s+attacks: expected 1 or more entries",
+    "denying updates:attacks=3": r"attack denying updates:\s+attacks: expected a list.*, got 3",
+    "mixed": r"attack mixed:\s+share: expected a number > 0 and < 1",
+    "one among (3):companions=3": r"attack one among:\s+points: expected an integer >= 1",
     "pgd (a) b": r"expected a variant of pgd as pgd \(other\), got 'pgd \(a\) b'",
     "pgd (a": r"expected a variant of pgd as pgd \(other\)",
     5: "expected an attack such as apgd-ce .*, got 5",
@@ -181,11 +229,13 @@ WRONG: dict[Any, str] = {
 def test_what_is_wrong_is_said_before_any_work(
     text: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dent.evaluation.run.run", lambda *_, **__: pytest.fail("a run began"))
+    monkeypatch.setattr(
+        "dent.evaluation.pipeline.run_evaluation", lambda *_, **__: pytest.fail("a run began")
+    )
     with pytest.raises((ValueError, TypeError), match=WRONG[text]):
-        attack_text(text)
+        format_attack(text)
     with pytest.raises(
-        ValueError, match=f"(?s)wrong settings? of the evaluation.*attacks: {WRONG[text]}"
+        ValueError, match=f"(?s)wrong settings? of the evaluation.*attacks.1: .*{WRONG[text]}"
     ):
         evaluate(tiny(), "static", data=labeled(tiny(), 2), attacks=["fab", text], out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
@@ -200,11 +250,11 @@ def test_two_attacks_of_one_name_are_refused_with_what_to_do(first: str, second:
     with pytest.raises(
         ValueError, match=r"attacks: expected a name of its own .* and .*; name a variant"
     ):
-        make_evaluation(attacks=[first, second])
+        Evaluation(attacks=[first, second])
     kind = first.partition(" (")[0].partition(":")[0]
-    both = make_evaluation(attacks=[first, f"{kind} (other):steps=2"]).attacks_in("linf")
+    both = Evaluation(attacks=[first, f"{kind} (other):steps=2"]).find_attacks()
     assert [name.partition(" (")[0] for name in both] == [kind, kind]
-    cell = make_evaluation(models="net").cells()[0]
+    cell = Evaluation(models="net").cells()[0]
     assert len({Unit(cell, 0, name).file for name in both}) == 2
 
 
@@ -218,11 +268,11 @@ def test_a_file_lists_attacks_in_their_order(tmp_path: Path) -> None:
     assert evaluation.attacks == (
         "square:queries=9", "mixed (20 %):share=0.2", "gmsa-avg", "square (two):queries=9,restarts=2",
     )  # fmt: skip
-    assert not evaluation.with_protocol  # of the suite that is not run
-    assert read_evaluation(path, attacks=()).with_protocol
-    assert make_evaluation(attacks="fab").attacks == ("fab",)
+    assert not evaluation.has_protocol  # of the suite that is not run
+    assert read_evaluation(path, attacks=()).has_protocol
+    assert Evaluation(attacks="fab").attacks == ("fab",)
     path.write_text("attacks: {fab: 3}")
-    with pytest.raises(ValueError, match="attacks: expected a list of names, got {'fab': 3}"):
+    with pytest.raises(ValueError, match="attacks: expected a list, got {'fab': 3}"):
         read_evaluation(path)
     sources = sources_of(
         tiny(), labeled(tiny(), 4), "static", "norm", "dent:steps=1",
@@ -241,7 +291,7 @@ def test_chosen_attacks_are_run_as_those_of_a_suite_are(tmp_path: Path) -> None:
     net = tiny()
     told: dict[str, Any] = {"batch_size": 4, "eps": 0.03, "exhaustive": True, "battle": False}
     told |= {"data": labeled(net, 8, wrong=1)}
-    texts = [attack_text(f"{name}:steps=2") for name in suite_attacks("quick", "linf")]
+    texts = [format_attack(f"{name}:steps=2") for name in find_suite("quick", "linf")]
     texts[1] = "denying updates:attacks=(apgd-ce,apgd-dlr),steps=2"
     texts[2] = "fpa:rounds=3,steps=2"
     defenses = ["static", "dent:steps=1"]

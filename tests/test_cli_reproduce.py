@@ -178,7 +178,7 @@ def test_a_dry_run_of_the_paper_needs_no_weights(
     dent: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DENT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(work, "seconds_per_image", lambda *arguments: 0.5)
+    monkeypatch.setattr(work, "time_forward", lambda *arguments: 0.5)
     arguments = ["reproduce", "table-2", "table-12", "imagenet", "--scale", "paper", "--dry-run"]
     said = dent(*arguments)
     assert said.code == 0, said.err
@@ -200,7 +200,7 @@ def test_a_dry_run_of_the_paper_needs_no_weights(
 
 
 def test_a_dry_run_of_what_can_be_done(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "seconds_per_image", lambda model, inputs: float(inputs.shape[-1]))
+    monkeypatch.setattr(work, "time_forward", lambda model, inputs: float(inputs.shape[-1]))
     rows = json.loads(dent("reproduce", "all", "--scale", "smoke", "--dry-run", "--json").out)
     assert len(rows) == 49
     assert {row["trouble"] for row in rows} == {None}

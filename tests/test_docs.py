@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dent.evaluation import make_evaluation, read_evaluation
-from dent.evaluation.units import eps_text
+from dent.evaluation import Evaluation, read_evaluation
+from dent.evaluation.spec import format_eps
 from dent.paper.claims import judge_claims
 from dent.paper.results import load_reproduction
 from dent.paper.tables import find_table
@@ -50,9 +50,9 @@ def test_the_demo_is_what_the_readme_shows() -> None:
     """The table is checked where it is made; here, that the README tells the command that made it."""
     makefile, readme = (ROOT / "Makefile").read_text(), PAGES[0].read_text()
     assert "dent evaluate --out runs/demo" in makefile
-    for cell in make_evaluation().cells():
+    for cell in Evaluation().cells():
         assert re.search(rf"^  {re.escape(cell.defense)} ", readme, re.MULTILINE), cell
-        assert f"{cell.model}, {cell.norm} {eps_text(cell.eps)}, n = 128" in readme
+        assert f"{cell.model}, {cell.norm} {format_eps(cell.eps)}, n = 128" in readme
 
 
 def test_the_readme_tells_what_was_found_for_the_paper() -> None:

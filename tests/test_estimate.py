@@ -9,12 +9,10 @@ from cells import labeled, outcomes, sources_of, tiny, units_of_kind
 from torch import Tensor, nn
 
 from dent.evaluation import evaluate
-from dent.evaluation.estimate import estimate
-from dent.evaluation.forwards import Forwards
-from dent.evaluation.perform import BATTLE_STEPS, FEW
-from dent.evaluation.plan import Plan, make_plan
-from dent.evaluation.suites import SUITE_NOTES
-from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, Done
+from dent.evaluation.attacks import Forwards
+from dent.evaluation.plan import BATTLE_STEPS, FEW, Plan, estimate_run, make_plan
+from dent.evaluation.store import UnitResult
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SUITE_NOTES
 
 ANSWERS = {"static": 1, "dent:steps=3": 7, "dent+:steps=1": 3}  # 2k + 1 forwards with k updates
 
@@ -27,7 +25,7 @@ def test_forwards_are_about_what_attacks_take_where_nothing_breaks(defense: str,
         net, labeled(net, 4), defense, suite=suite, eps=1e-5, steps=2, queries=9, exhaustive=True
     )
     plan = make_plan(sources)
-    expected = {row.attack: row for row in estimate(plan, sources)}
+    expected = {row.attack: row for row in estimate_run(plan, sources)}
     taken = dict.fromkeys(expected, 0)
     units = units_of_kind(plan, "direct")
     for unit, outcome in outcomes(plan, sources, units).items():
@@ -42,7 +40,7 @@ def test_the_protocol_and_scenarios_are_counted_with_the_budget_that_is_asked_fo
     asked: dict[str, Any] = {"suite": "full", "eps": 1e-5, "steps": 3, "queries": 12, "batch_size": 6}
     sources = sources_of(net, labeled(net, 9), "dent:steps=1", **asked)
     plan = make_plan(sources)
-    expected = {row.attack: row.forwards for row in estimate(plan, sources)}
+    expected = {row.attack: row.forwards for row in estimate_run(plan, sources)}
     names = [PROTOCOL, "mixed (50 %)", "one among (15)", "sorted labels"]
     units = [unit for unit in plan.units() if unit.attack in names]
     taken = dict.fromkeys(names, 0)
@@ -84,11 +82,11 @@ def test_a_battle_is_counted_as_two_attacks_on_few_images(defense: str) -> None:
 def test_units_are_those_of_the_plan_and_of_the_run(defenses: tuple[str, ...]) -> None:
     net = tiny(classes=10)
     data = labeled(net, 10)
-    done: list[Done] = []
+    done: list[UnitResult] = []
     asked: dict[str, Any] = {"suite": "quick", "steps": 1, "batch_size": 4, "battle": True}
     sources = sources_of(net, data, *defenses, **asked)
     plan = make_plan(sources)
-    rows = estimate(plan, sources)
+    rows = estimate_run(plan, sources)
     evaluate(
         {"net": net}, list(defenses), data=data, eps=sources.evaluation.eps, queries=4,
         on_unit=done.append, **asked,
@@ -109,7 +107,7 @@ def test_asking_for_an_estimate_attacks_nothing() -> None:
     net = Counting()
     data = labeled(net.net, 12)
     sources = sources_of(net, data, "static", suite="full", steps=None, queries=None)
-    rows = estimate(make_plan(sources), sources)
+    rows = estimate_run(make_plan(sources), sources)
     # Twice two together and two alone, once for the plan; then four forwards of the first batch.
     assert net.count == 6 + 2 + 4 * 4
     assert all(row.seconds > 0 for row in rows)

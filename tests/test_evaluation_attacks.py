@@ -15,12 +15,18 @@ import dent
 from dent.attacks import AttackResult, autoattack
 from dent.attacks.norms import lengths
 from dent.evaluation import Evaluation, evaluate
-from dent.evaluation.attacks import ATTACKS, attack_named, kind_of
-from dent.evaluation.perform import OutOfBallError, Task, perform
-from dent.evaluation.plan import make_plan
-from dent.evaluation.single import attack_data
-from dent.evaluation.suites import SUITE_NOTES, attacks_on, suite_attacks
-from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, WHOLE, Unit
+from dent.evaluation.attacks import ATTACKS, find_attack
+from dent.evaluation.execute import OutOfBallError, Task, attack_data, execute_task
+from dent.evaluation.plan import WHOLE, Unit, make_plan
+from dent.evaluation.suites import (
+    ABOUT,
+    BATTLE,
+    NATURAL,
+    PROTOCOL,
+    SUITE_NOTES,
+    find_suite,
+    select_attacks,
+)
 
 DEFENSES = ("static", "dent:steps=2", "dent+:steps=1", INDEPENDENT)
 
@@ -54,11 +60,11 @@ def test_every_attack_of_every_suite_gives_an_outcome(defense: str, norm: str) -
         chosen = [
             unit
             for unit in units_of_kind(plan, "direct", "adaptive", "scenario")
-            if unit.batch != 1 and f"{plan.settings(unit)} {unit.file}" not in done
+            if unit.batch != 1 and f"{plan.options(unit)} {unit.file}" not in done
         ]
         for unit, outcome in outcomes(plan, sources, chosen).items():
-            done.add(f"{plan.settings(unit)} {unit.file}")
-            span = attack_named(unit.attack).span
+            done.add(f"{plan.options(unit)} {unit.file}")
+            span = find_attack(unit.attack).span
             members = torch.cat(plan.points[unit.batch : unit.batch + span]).tolist()
             count = expected_count(unit.attack, plan.sizes[unit.batch : unit.batch + span])
             assert len(outcome.points) == len(outcome.correct) == len(outcome.given) == count
@@ -66,35 +72,39 @@ def test_every_attack_of_every_suite_gives_an_outcome(defense: str, norm: str) -
             assert set(outcome.points) <= set(members)
             assert all(outcome.given)
             assert outcome.queries > 0
-            if kind_of(unit.attack) != "scenario":
+            if find_attack(unit.attack).kind != "scenario":
                 assert list(outcome.points) == members
                 assert outcome.largest <= EPS[norm] * (1 + 1e-5) + 1e-6
-            if kind_of(unit.attack) == "direct":
+            if find_attack(unit.attack).kind == "direct":
                 assert outcome.largest > 0  # what others tried may be no better than the images
 
 
 def test_the_suites_are_what_the_rules_ask_for() -> None:
     for norm in EPS:
         four = ["apgd-ce", "apgd-t", "fab-t", "square"]
-        assert list(suite_attacks("standard", norm)) == four
-        assert list(suite_attacks("full", norm)) == four + list(suite_attacks("adaptive", norm))
-    assert Evaluation(suite="full").with_protocol
-    assert not Evaluation(suite="quick").with_protocol
-    asked: dict[str, Any] = {"suite": suite_attacks("full", "linf"), "protocol": True, "battle": True}
-    settings = {name: dent.PRESETS[name] for name in ("static", "norm", "dent", "dent+")}
-    whole = attacks_on(settings["dent"], independent=False, **asked)
+        assert list(find_suite("standard", norm)) == four
+        assert list(find_suite("full", norm)) == four + list(find_suite("adaptive", norm))
+    assert Evaluation(suite="full").has_protocol
+    assert not Evaluation(suite="quick").has_protocol
+    asked: dict[str, Any] = {"suite": find_suite("full", "linf"), "protocol": True, "battle": True}
+    steps = {name: dent.PRESETS[name].steps for name in ("static", "norm", "dent", "dent+")}
+    whole = select_attacks(updates=steps["dent"], independent=False, **asked)
     assert list(whole)[:4] == [NATURAL, ABOUT, PROTOCOL, BATTLE]
-    assert set(whole) == set(attacks_on(settings["dent+"], independent=False, **asked))
-    assert set(suite_attacks("full", "linf")) < set(whole)
-    still = set(attacks_on(settings["norm"], independent=False, **asked))  # without updates
+    assert set(whole) == set(select_attacks(updates=steps["dent+"], independent=False, **asked))
+    assert set(find_suite("full", "linf")) < set(whole)
+    still = set(select_attacks(updates=steps["norm"], independent=False, **asked))  # without updates
     assert set(whole) - still == {"gmsa-avg", "gmsa-min", "unrolled", "averaged", "short", "lazy"}
-    alone = set(attacks_on(settings["static"], independent=True, **asked))
+    alone = set(select_attacks(updates=steps["static"], independent=True, **asked))
     assert still - alone == {
-        name for name in suite_attacks("full", "linf") if kind_of(name) == "scenario"
+        name for name in find_suite("full", "linf") if find_attack(name).kind == "scenario"
     }
-    quick = suite_attacks("quick", "linf")
-    assert list(attacks_on(settings["dent"], independent=False, suite=quick)) == [NATURAL, ABOUT, *quick]
-    budget = attacks_on(settings["dent"], independent=False, steps=7, queries=8, **asked)
+    quick = find_suite("quick", "linf")
+    assert list(select_attacks(updates=steps["dent"], independent=False, suite=quick)) == [
+        NATURAL,
+        ABOUT,
+        *quick,
+    ]
+    budget = select_attacks(updates=steps["dent"], independent=False, steps=7, queries=8, **asked)
     for name, given in budget.items():
         expected = {} if name in (NATURAL, ABOUT, BATTLE) else {"steps": 7}
         expected = {"queries": 8} if name == "square" else expected
@@ -111,10 +121,10 @@ def test_batches_that_are_too_small_for_a_scenario_have_no_unit(n: int, size: in
     plan = make_plan(sources)
     scenarios = {
         name: [unit.batch for unit in plan.units() if unit.attack == name]
-        for name in suite_attacks("adaptive", "linf")
+        for name in find_suite("adaptive", "linf")
     }
     for name, batches in scenarios.items():
-        if kind_of(name) != "scenario":
+        if find_attack(name).kind != "scenario":
             assert batches == list(range(len(plan.sizes)))
         elif name == "sorted labels":
             assert batches == list(range(0, len(plan.sizes), 2))
@@ -212,7 +222,7 @@ def test_a_scenario_that_leaves_the_ball_or_the_range_stops_the_run(
     plan = make_plan(sources)
     (unit, *_) = [unit for unit in plan.units() if unit.attack == name]
     with pytest.raises(OutOfBallError):
-        perform(Task(unit, plan.settings(unit)), sources)
+        execute_task(Task(unit, plan.options(unit)), sources)
 
 
 @pytest.mark.parametrize("defense", ["static", "dent:steps=1"])
@@ -239,7 +249,7 @@ def test_one_attack_keeps_its_images_in_the_order_of_the_data(
     assert scores["attacked"].correct == int(made.correct.sum()) < scores["natural"].correct
     # What an evaluation says of the same attack on its own.
     for number in range(len(sources.batches())):
-        done = perform(Task(Unit(made.cell, number, attack), {"steps": 3}), sources)
+        done = execute_task(Task(Unit(made.cell, number, attack), {"steps": 3}), sources)
         assert done.outcome is not None
         assert done.outcome.correct == tuple(made.correct[list(done.outcome.points)].tolist())
     made.save(tmp_path / "made.npz")

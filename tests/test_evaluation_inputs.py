@@ -87,7 +87,9 @@ def test_bad_input_is_refused_before_any_attack(
     bad: str, defense: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     change, data, message = BAD[bad]
-    monkeypatch.setattr("dent.evaluation.engines.perform", lambda *_: pytest.fail("something was done"))
+    monkeypatch.setattr(
+        "dent.evaluation.execute.execute_task", lambda *_: pytest.fail("something was done")
+    )
     images, labels = data_of()
     net = Answers(change) if change else tiny()
     with pytest.raises(ValueError, match=message):

@@ -18,21 +18,23 @@ import dent
 from dent.attacks import AttackResult
 from dent.evaluation import evaluate
 from dent.evaluation.attacks import ATTACKS
-from dent.evaluation.perform import OutOfBallError
-from dent.evaluation.plan import make_plan
-from dent.evaluation.sources import cut
-from dent.evaluation.units import ABOUT, BATTLE, NATURAL, Cell, Done, Unit
+from dent.evaluation.execute import OutOfBallError
+from dent.evaluation.plan import Unit, make_plan
+from dent.evaluation.sources import cut_batches
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import UnitResult
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL
 
 
 @given(n=st.integers(1, 60), size=st.integers(1, 70), seed=st.integers(0, 5))
 def test_batches_are_a_partition_by_seed_and_size(n: int, size: int, seed: int) -> None:
-    batches = cut(n, size, seed)
+    batches = cut_batches(n, size, seed=seed)
     assert sorted(torch.cat(batches).tolist()) == list(range(n))
     assert {len(batch) for batch in batches[:-1]} <= {size}
     assert len(batches) == -(-n // size)
-    assert all(map(torch.equal, batches, cut(n, size, seed)))
+    assert all(map(torch.equal, batches, cut_batches(n, size, seed=seed)))
     if n > 12:
-        assert not torch.equal(torch.cat(batches), torch.cat(cut(n, size, seed + 1)))
+        assert not torch.equal(torch.cat(batches), torch.cat(cut_batches(n, size, seed=seed + 1)))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_what_leaves_the_ball_or_the_range_stops_the_run(
     change = BREACHES[breach] if breach else (lambda inputs, norm: pushed(inputs, norm, 0.9999))
     run = lying(lambda inputs, _: change(inputs, norm), says=False)
     monkeypatch.setitem(ATTACKS, "apgd-t", replace(ATTACKS["apgd-t"], run=run))
-    done: list[Done] = []
+    done: list[UnitResult] = []
     asked: dict[str, Any] = {
         "data": (images, labels), "suite": "standard", "norm": norm, "eps": EPS[norm], "steps": 1,
         "queries": 1, "out": tmp_path / "run", "on_unit": done.append,
@@ -166,7 +168,7 @@ def test_later_attacks_get_what_stands_where_inputs_are_independent_and_all_else
     data, worst = labeled(net, 24, wrong=3), []
     for exhaustive in (False, True):
         watched.masks.clear()
-        done: list[Done] = []
+        done: list[UnitResult] = []
         results = evaluate(
             {"net": net}, ["static", INDEPENDENT, "dent:steps=1"], data=data, batch_size=8, steps=3,
             suite="standard", queries=30, eps=0.025, exhaustive=exhaustive, on_unit=done.append,
@@ -273,3 +275,27 @@ def test_the_worst_case_of_a_linear_model_is_the_closed_form(norm: str) -> None:
     assert counts[0] == 36
     assert counts == sorted(counts, reverse=True)
     assert len(set(counts)) == 4
+
+
+@pytest.mark.parametrize(
+    ("defense", "labels", "size", "expected"),
+    [
+        ("dent+:steps=1", [0, 1, 2, 0, 1], 4, {"batch of one": 1.0}),
+        ("dent+:steps=1", [0, 1, 2, 0], 1, {"batch of one": 4.0}),
+        ("dent+:steps=1", [2, 2, 2, 2, 2], 2, {"batch of one": 1.0, "batch of one class": 2.0}),
+        ("dent+:steps=1", [0, 1, 2, 0], 4, {}),
+        ("dent:steps=1", [2, 2, 2, 2, 2], 2, {}),
+        ("static", [2, 2, 2, 2, 2], 2, {}),
+    ],
+)
+def test_batches_that_information_maximization_cannot_use_are_a_finding(
+    defense: str, labels: list[int], size: int, expected: dict[str, float]
+) -> None:
+    net = tiny()
+    data = (labeled(net, len(labels))[0], torch.tensor(labels))
+    results = evaluate(
+        {"net": net}, [defense], data=data, suite="none", batch_size=size, eps=0.01, seed=1
+    )
+    (cell,) = results.cells
+    found = {one["name"]: one["figures"].get("batches") for one in cell.findings}
+    assert {name: count for name, count in found.items() if name.startswith("batch of")} == expected

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dent import evaluate
 from dent.evaluation import Results, load_results
-from dent.evaluation.units import Done, Unit
+from dent.evaluation.plan import Unit
+from dent.evaluation.store import UnitResult
 
 
 class Faulty(nn.Module):
@@ -46,9 +47,9 @@ def one_bright() -> tuple[Tensor, Tensor]:
 def test_a_unit_that_fails_is_done_again_and_no_other(
     tmp_path: Path, defense: str, gradients: bool, first: str
 ) -> None:
-    fault, seen = tmp_path / "fault", list[Done]()
+    fault, seen = tmp_path / "fault", list[UnitResult]()
 
-    def mend(done: Done) -> None:
+    def mend(done: UnitResult) -> None:
         seen.append(done)
         if done.error:
             fault.unlink()

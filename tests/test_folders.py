@@ -14,8 +14,8 @@ import dent
 from dent.data import Dataset, from_arrays, load_data, open_data
 from dent.data.cifar import CIFAR10
 from dent.data.folder import PREPROCESSING, center_crop, crop288, read_synsets, res256crop224
-from dent.evaluation import make_evaluation
-from dent.evaluation.single import attack_data
+from dent.evaluation import Evaluation
+from dent.evaluation.execute import attack_data
 from dent.evaluation.sources import Sources
 
 Image = pytest.importorskip("PIL.Image")
@@ -291,7 +291,7 @@ def test_classes_of_a_model_without_names_are_not_guessed(animals: Path) -> None
     refused = "expected 10 classes in .*eight, as many as .* outputs, got 8"
     with pytest.raises(ValueError, match=refused):
         attack({"mine": model}, str(animals))
-    evaluation = make_evaluation(models="mine", defenses="static", data=str(animals), n=None)
+    evaluation = Evaluation(models="mine", defenses="static", data=str(animals), n=None)
     with pytest.raises(ValueError, match=refused):
         attack_data(Sources(evaluation, {"mine": model}), "pgd", {"steps": 1})
     model.class_names = list(CIFAR10.classes)  # type: ignore[assignment]

@@ -14,8 +14,7 @@ import pytest
 from runs import answer, evaluated, kept, python, snapshot
 
 from dent.evaluation.sources import Sources
-from dent.evaluation.store import FullError
-from dent.evaluation.units import Done
+from dent.evaluation.store import FullError, UnitResult
 
 STATIC: dict[str, Any] = {"defenses": ["static"], "n": 8}
 UNITS = 9  # four of each batch, and what is to be known about the cell
@@ -54,7 +53,7 @@ def failing_at(count: int, code: int) -> Callable[[int], None]:
 def test_a_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, Any], count: int, code: int
 ) -> None:
-    first: list[Done] = []
+    first: list[UnitResult] = []
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", failing_at(count, code))
         with pytest.raises(FullError) as raised:
@@ -65,7 +64,7 @@ def test_a_full_disk_loses_nothing(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not [path for path in files if path.name.endswith(".part")]
     assert len(files) == 1 + (count > 1) + finished + max(count - UNITS - 2, 0)  # the lock is one
-    second: list[Done] = []
+    second: list[UnitResult] = []
     assert evaluated(tmp_path, on_unit=second.append, **STATIC).complete
     assert len(second) == UNITS - finished
     assert not {done.unit for done in first} & {done.unit for done in second}
@@ -105,9 +104,9 @@ def fill(disk: Path, *, leave: int = 0) -> Path:
     return disk / "filler"
 
 
-def full(out: Path) -> list[Done]:
+def full(out: Path) -> list[UnitResult]:
     """A run that finds no room: what it did before."""
-    seen: list[Done] = []
+    seen: list[UnitResult] = []
     with pytest.raises(FullError) as raised:
         evaluated(out, on_unit=seen.append, **STATIC)
     assert str(raised.value) == SAYS.format(out)
@@ -126,7 +125,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, whole: dict[str, Any]) -> No
         some = full(out)
         assert 0 < len(some) < UNITS
         filler.unlink()
-        rest: list[Done] = []
+        rest: list[UnitResult] = []
         results = evaluated(out, on_unit=rest.append, **STATIC)
         assert results.complete
         assert len(some) + len(rest) == len({done.unit for done in some + rest}) == UNITS

@@ -15,11 +15,14 @@ from made_up import KINDS, MadeUp, made_up, summary, tallies
 from runs import evaluated
 
 from dent.evaluation import Results, load_results
-from dent.evaluation.attacks import kind_of
+from dent.evaluation.attacks import find_attack
+from dent.evaluation.pipeline import load_points
+from dent.evaluation.plan import WHOLE, Unit
 from dent.evaluation.results import CellResult, Score
-from dent.evaluation.run import load_points
-from dent.evaluation.summary import judged_points
-from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
+from dent.evaluation.score import collect_points
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import Outcome, UnitResult
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL
 
 Points = dict[int, bool]
 
@@ -41,16 +44,16 @@ def drawn(draw: st.DrawFn, points: list[int]) -> Outcome:
 
 
 @st.composite
-def extras(draw: st.DrawFn, made: MadeUp) -> list[Done]:
+def extras(draw: st.DrawFn, made: MadeUp) -> list[UnitResult]:
     """A scenario on parts of some batches, and the paper's protocol, or not."""
     found = []
     for batch, points in enumerate(made.batches):
         if draw(st.booleans()):
             part = drawn(draw, list(points)[: draw(st.integers(1, len(points)))])
-            found.append(Done(Unit(made.cell, batch, "mixed (50 %)"), part))
+            found.append(UnitResult(Unit(made.cell, batch, "mixed (50 %)"), part))
     if draw(st.booleans()):
         everyone = drawn(draw, [point for batch in made.batches for point in batch])
-        found.append(Done(Unit(made.cell, WHOLE, PROTOCOL), everyone))
+        found.append(UnitResult(Unit(made.cell, WHOLE, PROTOCOL), everyone))
     return found
 
 
@@ -58,7 +61,7 @@ def extras(draw: st.DrawFn, made: MadeUp) -> list[Done]:
 def test_points_are_what_the_scores_count(made: MadeUp, data: st.DataObject) -> None:
     extra = data.draw(extras(made))
     (result,) = summary(made, extra=extra).cells
-    found = judged_points(tallies(made, extra=extra)[made.cell])
+    found = collect_points(tallies(made, extra=extra)[made.cell])
     assert {name: counted(points) for name, points in found.items()} == scores(result)
     assert (found["worst"], found[NATURAL]) == (result.points, result.points_natural)
     assert set(found["worst"]) <= set(found["direct"]) <= set(found[NATURAL])
@@ -67,7 +70,7 @@ def test_points_are_what_the_scores_count(made: MadeUp, data: st.DataObject) -> 
 @given(made_up(), st.data())
 def test_points_are_what_was_made_up(made: MadeUp, data: st.DataObject) -> None:
     extra = data.draw(extras(made))
-    found = judged_points(tallies(made, extra=extra)[made.cell])
+    found = collect_points(tallies(made, extra=extra)[made.cell])
     every = list(made.survives)
 
     def left(names: list[str]) -> Points:
@@ -91,8 +94,8 @@ def test_points_are_what_was_made_up(made: MadeUp, data: st.DataObject) -> None:
 
 def test_scenarios_of_which_nothing_is_done_have_no_points() -> None:
     made = MadeUp([[0, 1]], {NATURAL: np.ones(2, bool)})
-    failed = Done(Unit(made.cell, 0, "mixed (50 %)"), error="RuntimeError: no memory")
-    found = judged_points(tallies(made, extra=[failed])[made.cell])
+    failed = UnitResult(Unit(made.cell, 0, "mixed (50 %)"), error="RuntimeError: no memory")
+    found = collect_points(tallies(made, extra=[failed])[made.cell])
     assert found["mixed (50 %)"] == {}
     assert summary(made, extra=[failed]).cells[0].scenarios == {}
 
@@ -146,8 +149,8 @@ def recounted_cell(row: dict[str, Any], files: dict[str, list[dict[str, Any]]]) 
         return {p: all(right[p] or not given[p] for right, given in each) for p in left(names)}
 
     attacks = [name for name in row["attacks"] if name not in (ABOUT, BATTLE, PROTOCOL)]
-    judging = [name for name in attacks if name == NATURAL or kind_of(name) != "scenario"]
-    direct = [name for name in judging if name == NATURAL or kind_of(name) == "direct"]
+    judging = [name for name in attacks if name == NATURAL or find_attack(name).kind != "scenario"]
+    direct = [name for name in judging if name == NATURAL or find_attack(name).kind == "direct"]
     chain = row["independent"] and not row["exhaustive"]
     found = {name: left(judging[: judging.index(name) + 1] if chain else [name]) for name in judging}
     found |= {name: bits(name) for name in attacks if name not in judging}
@@ -180,9 +183,9 @@ def test_a_run_is_what_its_files_say(finished: Path) -> None:
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 9, 15, 20])
 def test_a_run_that_was_stopped_is_what_its_files_say(tmp_path: Path, stop: int) -> None:
-    done: list[Done] = []
+    done: list[UnitResult] = []
 
-    def enough(one: Done) -> None:
+    def enough(one: UnitResult) -> None:
         done.append(one)
         if len(done) == stop:
             raise KeyboardInterrupt

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from made_up import MadeUp, cut, example, summary
 from scipy import stats
 
-from dent.evaluation.compare import Comparison, compare
-from dent.evaluation.paired import Paired, paired
+from dent.evaluation.compare import ComparedCells, Paired, compare_runs, pair_points
 from dent.evaluation.results import Results
-from dent.evaluation.units import NATURAL, Cell
+from dent.evaluation.spec import Cell
+from dent.evaluation.suites import NATURAL
 from dent.report.evaluation import results_markdown, results_text
 from dent.report.evaluation_tables import comparison_table
 from dent.report.format import NOTHING, format_p
@@ -102,13 +102,13 @@ def test_the_interval_covers_the_truth_in_95_of_100(n: int) -> None:
 )
 def test_pairs_are_the_points_of_both(first: dict[int, bool], second: dict[int, bool]) -> None:
     pairs = [(first[point], second[point]) for point in range(21) if point in first and point in second]
-    assert paired(first, second) == Paired(
+    assert pair_points(first, second) == Paired(
         len(pairs), pairs.count((True, False)), pairs.count((False, True)), pairs.count((True, True))
     )
 
 
 def test_no_points_say_nothing() -> None:
-    found = paired({1: True}, {2: True})
+    found = pair_points({1: True}, {2: True})
     assert found.p == 1.0
     assert math.isnan(found.difference)
     assert found.to_json()["difference"] is None
@@ -144,7 +144,7 @@ def run(*defenses: str, seed: int = 0, **about: Any) -> Results:
 
 def test_equal_cells_are_paired_point_by_point() -> None:
     first, second = run("static", "dent+", seed=0), run("dent", "dent+", seed=1)
-    rows = compare(first, second)
+    rows = compare_runs(first, second)
     assert [(row.first.defense, row.second.defense, row.what) for row in rows] == [
         ("dent+", "dent+", "natural"),
         ("dent+", "dent+", "worst case"),
@@ -157,17 +157,17 @@ def test_equal_cells_are_paired_point_by_point() -> None:
 
 
 def test_the_only_cells_of_a_model_and_ball_are_paired() -> None:
-    rows = compare(run("static"), run("dent+"))
+    rows = compare_runs(run("static"), run("dent+"))
     assert (
         rows[1].to_json().items()
         >= {"first_defense": "static", "second_defense": "dent+", "n": 40}.items()
     )
     first, second = run("static"), run("dent", "dent+")
     with pytest.raises(ValueError, match="a cell in common") as caught:
-        compare(first, second)
+        compare_runs(first, second)
     assert all(str(one.cell) in str(caught.value) for one in (*first.cells, *second.cells))
     with pytest.raises(ValueError, match="a cell in common"):
-        compare(second, first)
+        compare_runs(second, first)
 
 
 @pytest.mark.parametrize("size", [40, 10, 8])
@@ -188,18 +188,22 @@ def test_one_batch_gives_no_p_and_the_tables_say_why(size: int) -> None:
     assert (versus.p is None) is (size != 8)
     says = f"no p: points of one batch are not independent: p needs 5 batches or more, got {40 // size}."
     alone = [replace(results, cells=(cell,)) for cell in results.cells]
-    pairs = [compare(alone[0], alone[1]), compare(alone[1], alone[0]), compare(alone[1], alone[1])]
+    pairs = [
+        compare_runs(alone[0], alone[1]),
+        compare_runs(alone[1], alone[0]),
+        compare_runs(alone[1], alone[1]),
+    ]
     for rows in pairs:
         assert [row.paired.p is None for row in rows] == [size != 8] * 2
         assert (says in table_text(comparison_table(rows), 200)) is (size != 8)
-    assert all(row.paired.p == 1.0 for row in compare(alone[0], alone[0]))
+    assert all(row.paired.p == 1.0 for row in compare_runs(alone[0], alone[0]))
     assert (says in results_text(results, 200)) is (says in results_markdown(results)) is (size != 8)
     assert ("(p" in results_text(results, 200)) is (size == 8)
 
 
 def test_other_data_are_refused() -> None:
     with pytest.raises(ValueError, match="expected two runs on the same data, got digits .sha256 a"):
-        compare(
+        compare_runs(
             run("static", data="digits", data_sha256="a"), run("static", data="faces", data_sha256="b")
         )
 
@@ -210,8 +214,8 @@ def test_runs_without_points_in_common_are_refused() -> None:
         results, cells=tuple(replace(one, points={}, points_natural={}) for one in results.cells)
     )
     with pytest.raises(ValueError, match="same points"):
-        compare(results, none)
-    rows: list[Comparison] = compare(results, results)
+        compare_runs(results, none)
+    rows: list[ComparedCells] = compare_runs(results, results)
     assert {row.paired.difference for row in rows} == {0.0}
     assert len(rows) == 2 * len(results.cells)
 
@@ -220,7 +224,7 @@ def test_comparisons_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
     results = example()
     static = replace(results, cells=results.cells[:1])
     dent = replace(results, cells=results.cells[2:3])
-    found = compare(static, dent)
+    found = compare_runs(static, dent)
     show_comparison(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines == table_text(comparison_table(found)).splitlines()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dent.evaluation.paired import paired
+from dent.evaluation.compare import pair_points
 from dent.paper.claims import Claim, claims, judge, judge_published, read_claims
 from dent.paper.results import Measurement, Points
 from dent.paper.scales import Work
@@ -75,7 +75,7 @@ def test_all_comparisons_have_to_hold(b: int, c: int, expected: Verdict) -> None
 
 def test_evidence_can_be_read() -> None:
     found = judge(claim(MORE), measured(a=made(share(81, 128)), b=made(share(43, 128))))
-    pair = paired(share(43, 128), share(81, 128))
+    pair = pair_points(share(43, 128), share(81, 128))
     assert evidence_lines(found.evidence) == [
         f"t p: a 63.3, b 33.6: +29.7 [{pair.low:.1f}, {pair.high:.1f}], n = 128"
     ]

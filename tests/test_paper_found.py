@@ -14,7 +14,7 @@ from reproductions import JUDGED, key_of, reproduction
 from runs import evaluated
 
 import dent
-from dent.evaluation import make_evaluation
+from dent.evaluation import Evaluation
 from dent.evaluation.results import Cost
 from dent.paper.results import (
     FORMAT,
@@ -179,7 +179,7 @@ def test_a_real_run_is_found_as_it_was_counted(tmp_path: Path) -> None:
     assert found.judged["worst"] == cell.points
     assert found.cost == cell.cost
     assert found.missing == ()
-    assert found.evaluation == make_evaluation(results.about["asked"])
+    assert found.evaluation == Evaluation(**results.about["asked"])
     assert found.versions["dent"] == dent.__version__
     assert JudgedCell.from_json(json.loads(json.dumps(found.to_json()))) == found
 

@@ -12,8 +12,8 @@ import pytest
 from reproductions import key_of
 from runs import snapshot
 
-from dent.evaluation.attacks import kind_of
-from dent.evaluation.units import NATURAL
+from dent.evaluation.attacks import find_attack
+from dent.evaluation.suites import NATURAL
 from dent.paper.reproduce import CELLS, gather, reproduce
 from dent.paper.results import (
     COSTS,
@@ -103,7 +103,7 @@ def test_attacks_take_and_never_give(ran: Ran, name: str) -> None:
     for reference, one in ran.found.by_reference(TABLES[name]).items():
         measured, ask = one.number.ask.measure, one.number.ask
         is_robust = measured == "adversarial" or (
-            measured not in MEASURES and kind_of(measured) != "scenario"
+            measured not in MEASURES and find_attack(measured).kind != "scenario"
         )
         if one.work is None or not is_robust or ask.minus is not None:
             assert one.worst is None

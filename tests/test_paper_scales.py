@@ -16,10 +16,10 @@ from dent.attacks.autoattack import VERSIONS
 from dent.data import DATA, PREPROCESSING, open_data
 from dent.defense.dent.settings import Settings, make_settings
 from dent.defense.text import format_defense
-from dent.evaluation.attacks import kind_of
+from dent.evaluation.attacks import find_attack
 from dent.evaluation.plan import Plan
-from dent.evaluation.suites import ADAPTIVE, attack_text, attacks_on, chosen_attacks
-from dent.evaluation.units import Cell
+from dent.evaluation.spec import Cell
+from dent.evaluation.suites import ADAPTIVE, format_attack, parse_attacks, select_attacks
 from dent.models import MODELS, load_model
 from dent.models.robustbench import ROBUSTBENCH, resolve_id
 from dent.models.shipped import read_cards
@@ -51,9 +51,13 @@ def works(table: str, scale: Scale) -> set[Work]:
 def forwards(work: Work) -> float:
     """Images through the static model, as a run plans it; ResNet-50 in forwards of ResNet-20."""
     cell, chosen = Cell(work.model, work.defense, work.eps, work.norm), settings(work.defense)
-    attacks = attacks_on(chosen, suite=chosen_attacks(work.attacks), independent=chosen.independent)
+    suite = parse_attacks(work.attacks)
+    attacks = select_attacks(suite, updates=chosen.steps, independent=chosen.independent)
     assert work.n is not None
-    plan = Plan({cell: attacks}, {cell: chosen.steps}, {cell: False}, False, work.n, work.batch_size, 0)
+    plan = Plan(
+        attacks={cell: attacks}, updates={cell: chosen.steps}, independent={cell: False}, n=work.n,
+        batch_size=work.batch_size, seed=0,
+    )  # fmt: skip
     # By their multiplications: ResNet-50 has 84 million at 32 pixels, ResNet-20 has 41 million.
     return sum(map(plan.forwards, plan.units())) * (84 / 41 if "resnet50" in work.model else 1)
 
@@ -90,13 +94,13 @@ def test_every_number_has_its_work(name: str) -> None:
         for number in table.references().values():
             work = resolve(number.ask, scale, table.name)
             assert format_defense(work.defense) == work.defense
-            assert tuple(map(attack_text, work.attacks)) == work.attacks
-            names = list(chosen_attacks(work.attacks))
+            assert tuple(map(format_attack, work.attacks)) == work.attacks
+            names = list(parse_attacks(work.attacks))
             if number.ask.measure not in MEASURES:
                 assert number.ask.measure in names
             if number.ask.measure == "adversarial":
-                assert kind_of(names[0]) == "direct"
-                assert kind_of(names[-1]) == "adaptive"
+                assert find_attack(names[0]).kind == "direct"
+                assert find_attack(names[-1]).kind == "adaptive"
                 assert "denying updates" in names
     asked = {one.ask.model for table in TABLES.values() for one in table.references().values()}
     assert asked == set(scale.models)
@@ -146,12 +150,12 @@ def test_balls_of_the_papers_models_are_those_they_were_trained_for() -> None:
 
 def test_the_papers_attacks_are_whole() -> None:
     paper = SCALES["paper"]
-    assert chosen_attacks(paper.attacks["autoattack"]) == VERSIONS["standard"]
-    assert chosen_attacks(paper.attacks["autoattack-plus"]) == VERSIONS["plus"]
-    assert list(paper.adaptive) == [name for name in ADAPTIVE if kind_of(name) == "adaptive"]
-    for name, options in chosen_attacks(paper.attacks["mixed"]).items():
+    assert parse_attacks(paper.attacks["autoattack"]) == VERSIONS["standard"]
+    assert parse_attacks(paper.attacks["autoattack-plus"]) == VERSIONS["plus"]
+    assert list(paper.adaptive) == [name for name in ADAPTIVE if find_attack(name).kind == "adaptive"]
+    for name, options in parse_attacks(paper.attacks["mixed"]).items():
         assert options == ADAPTIVE[name]
-    (pgd,) = chosen_attacks(paper.attacks["pgd"]).values()
+    (pgd,) = parse_attacks(paper.attacks["pgd"]).values()
     assert pgd["steps"] == 30
     assert pgd["restarts"] == 5
     assert pgd["step_size"] == pytest.approx(0.1 * 4 / 255, rel=1e-6)

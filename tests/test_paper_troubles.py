@@ -68,7 +68,7 @@ def test_too_few_images_are_the_trouble_of_who_wants_more(
 ) -> None:
     """The same data set may do for one table and not for another."""
     ran = []
-    monkeypatch.setattr(module, "run", lambda sources, folder, **how: ran.append(folder.name))
+    monkeypatch.setattr(module, "run_evaluation", lambda sources, folder, **how: ran.append(folder.name))
     models = {name: one.replace(data="runs:images") for name, one in SMOKE.models.items()}  # it has 64
     few, many = (
         SMOKE.replace(models=models, tables={"table-2": SMOKE.tables["table-2"].replace(n=n)})
@@ -128,7 +128,7 @@ def test_an_error_while_running_does_not_stop_the_others(
             raise RuntimeError("CUDA is out of\nmemory")
         done.append(folder.name)
 
-    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "run_evaluation", run)
     found = reproduce([TABLE], SMOKE, table_3)
     assert done == [good]
     assert found.troubles == {bad: "CUDA is out of memory"}
@@ -138,7 +138,7 @@ def test_a_full_disk_stops_it(table_3: Path, monkeypatch: pytest.MonkeyPatch) ->
     def run(sources: object, folder: Path, **how: object) -> None:
         raise OSError(28, "no room")
 
-    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "run_evaluation", run)
     with pytest.raises(OSError, match="no room"):
         reproduce([TABLE], SMOKE, table_3)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dent.evaluation.paired import paired
+from dent.evaluation.compare import pair_points
 from dent.paper.results import Points
 from dent.paper.verdicts import FAILS, HOLDS, OPEN, Condition, Verdict, subtract, weigh
 
@@ -60,7 +60,7 @@ def test_of_the_whole_the_interval_is_that_of_pairs(of: Counts) -> None:
     found, near, pair = (
         subtract(first, second),
         subtract(first, second, share=1 + 1e-9),
-        paired(second, first),
+        pair_points(second, first),
     )
     assert (found.low, found.high, found.n, found.p) == (pair.low, pair.high, pair.n, pair.mcnemar)
     assert (near.low, near.high) == pytest.approx((pair.low, pair.high), abs=1e-5)

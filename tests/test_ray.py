@@ -20,10 +20,10 @@ from nets import small
 from torch import Tensor, nn
 
 from dent.data import Dataset
-from dent.evaluation import Results, cluster, evaluate, make_evaluation
-from dent.evaluation.perform import OutOfBallError
-from dent.evaluation.sources import Sources, weights_digest
-from dent.evaluation.units import Done
+from dent.evaluation import Evaluation, Results, evaluate, ray_engine
+from dent.evaluation.execute import OutOfBallError
+from dent.evaluation.sources import Sources, digest_model
+from dent.evaluation.store import UnitResult
 
 ray = pytest.importorskip("ray")
 
@@ -167,9 +167,9 @@ def test_what_one_engine_began_the_other_finishes(
     ending: type[BaseException],
 ) -> None:
     second = {"here": "ray", "ray": "here"}[first]
-    seen: list[Done] = []
+    seen: list[UnitResult] = []
 
-    def stop(done: Done) -> None:
+    def stop(done: UnitResult) -> None:
         seen.append(done)
         if len(seen) == 9:
             raise ending
@@ -214,7 +214,7 @@ def test_a_worker_that_is_killed_at_its_work(
 def test_a_unit_that_always_kills_its_worker_fails_alone(
     started: None, tmp_path: Path, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "RETRIES", 1)
+    monkeypatch.setattr(ray_engine, "RETRIES", 1)
     settings: dict[str, Any] = {"engine": "ray", "defenses": ["static"]}
     second = begin_of_second_batch(unbroken)
 
@@ -224,7 +224,7 @@ def test_a_unit_that_always_kills_its_worker_fails_alone(
         return images
 
     reader = Reader(tmp_path, die)
-    seen: list[Done] = []
+    seen: list[UnitResult] = []
     results = run(tmp_path / "run", reader, on_unit=seen.append, **settings)
     (failed,) = (done for done in seen if done.error)
     assert (failed.unit.batch, failed.unit.attack) == (1, "apgd-ce")
@@ -232,7 +232,7 @@ def test_a_unit_that_always_kills_its_worker_fails_alone(
     assert failed.error.startswith("WorkerCrashedError: ")
     assert not results.complete
     assert reader.reads == len(seen) + 1  # the one that failed was tried again
-    again: list[Done] = []
+    again: list[UnitResult] = []
     results = run(tmp_path / "run", reader, on_unit=again.append, **settings)
     assert [done.unit for done in again] == [failed.unit]
     assert reader.reads == len(seen) + 2
@@ -257,7 +257,7 @@ def test_units_that_fail_are_done_again_and_no_other(started: None, tmp_path: Pa
     reader = Reader(tmp_path)
     run(healthy, reader, Faulty(tmp_path / "faulty"), exhaustive=True)
     (tmp_path / "faulty").touch()
-    seen: list[Done] = []
+    seen: list[UnitResult] = []
     settings: dict[str, Any] = {"engine": "ray", "exhaustive": True}
     results = run(run_, reader, Faulty(tmp_path / "faulty"), on_unit=seen.append, **settings)
     failed = {done.unit for done in seen if done.error}
@@ -265,7 +265,7 @@ def test_units_that_fail_are_done_again_and_no_other(started: None, tmp_path: Pa
     assert all("finite" in str(done.error) for done in seen if done.error)
     assert not results.complete
     (tmp_path / "faulty").unlink()
-    again: list[Done] = []
+    again: list[UnitResult] = []
     results = run(run_, reader, Faulty(tmp_path / "faulty"), on_unit=again.append, **settings)
     assert {done.unit for done in again} == failed
     assert results.complete
@@ -330,7 +330,9 @@ def test_what_cannot_travel(started: None, tmp_path: Path, reader: Reader) -> No
     reader.images.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"can be sent to workers, got .*lock.*; give them by name"):
         run(tmp_path / "a", reader, engine="ray")
-    with pytest.raises(cluster.WorkerError, match=r"could not begin \(ModuleNotFoundError: No module"):
+    with pytest.raises(
+        ray_engine.WorkerError, match=r"could not begin \(ModuleNotFoundError: No module"
+    ):
         run(tmp_path / "b", Elsewhere(tmp_path), engine="ray")
 
 
@@ -380,14 +382,14 @@ class Nodes:
 
 @pytest.mark.parametrize(("threads", "gpus", "room"), [(1, 0, 12), (2, 0, 5), (6, 0, 1), (2, 1, 2)])
 def test_room_is_counted_by_machine(threads: int, gpus: int, room: int) -> None:
-    assert cluster._room(Nodes, threads, gpus) == room
+    assert ray_engine._count_room(Nodes, threads, gpus) == room
 
 
 def test_a_worker_uses_the_gpu_that_it_is_given() -> None:
-    asked = make_evaluation({"models": ["net"], "device": "cuda:1"})
-    sources = cluster._unpacked(cluster._packed(ray, Sources(asked, {"net": net()}), threads=1))
-    assert sources.evaluation == make_evaluation({"models": ["net"], "device": "cuda"})
-    assert weights_digest(sources.given["net"]) == weights_digest(net())
+    asked = Evaluation(models=["net"], device="cuda:1")
+    sources = ray_engine._unpack(ray_engine._pack(ray, Sources(asked, {"net": net()}), threads=1))
+    assert sources.evaluation == Evaluation(models=["net"], device="cuda")
+    assert digest_model(sources.given["net"]) == digest_model(net())
 
 
 def test_without_ray(tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,6 +399,6 @@ def test_without_ray(tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyP
 
 
 def test_evaluation_alone_does_not_load_ray() -> None:
-    script = "import sys, dent.evaluation.cluster; print('ray' in sys.modules)"
+    script = "import sys, dent.evaluation.ray_engine; print('ray' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dent.data import Dataset
 from dent.evaluation import evaluate
-from dent.evaluation.plan import Plan
-from dent.evaluation.units import Done, Unit
+from dent.evaluation.plan import Plan, Unit
+from dent.evaluation.store import UnitResult
 
 Chains = list[list[Unit]]
 ORDERS: dict[str, Callable[[Chains], Chains]] = {
@@ -37,7 +37,7 @@ def in_order(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_order_of_the_chains_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: dict[str, Any], order: str
 ) -> None:
-    chains, done = Plan.chains, list[Done]()
+    chains, done = Plan.chains, list[UnitResult]()
     monkeypatch.setattr(Plan, "chains", lambda plan: iter(ORDERS[order]([*chains(plan)])))
     evaluated(tmp_path, on_unit=done.append)
     files = [f"units/{one.unit.file}" for one in done]

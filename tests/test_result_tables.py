@@ -10,7 +10,8 @@ import pytest
 from made_up import MadeUp, cut, example, summary
 
 from dent.evaluation.results import COLUMNS, Cost, Results
-from dent.evaluation.units import NATURAL, Cell
+from dent.evaluation.spec import Cell
+from dent.evaluation.suites import NATURAL
 from dent.report.blocks import Table, Value
 from dent.report.evaluation import results_markdown, results_text
 from dent.report.evaluation_tables import mark_extremes, result_tables

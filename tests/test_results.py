@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from made_up import MadeUp, cut, example, summary
 from scipy import stats
 
-from dent.evaluation.results import COLUMNS, Cost, Results, Score
-from dent.evaluation.units import NATURAL, Cell
+from dent.evaluation.results import COLUMNS, Cost, Score
+from dent.evaluation.spec import Cell
+from dent.evaluation.suites import NATURAL
 
 SCORES = ("natural", "direct", "worst", "submitted", "protocol")
 
@@ -99,11 +100,6 @@ def test_json_of_a_run_that_has_just_begun_has_no_nan() -> None:
     assert content["cells"][0]["worst"]["percent"] is None
     assert content["about"] == {"folder": str(Path("runs/x")), "lr": None, "sizes": [1, 2]}
     assert len(content["cells"][0]["missing"]) == 2
-
-
-def test_a_run_of_which_nothing_is_kept() -> None:
-    results = Results((), {"n": 1}, Path("x"))
-    assert results.without_folder() == Results((), {"n": 1}, None)
 
 
 def test_a_data_frame_has_a_row_for_every_score(monkeypatch: pytest.MonkeyPatch) -> None:

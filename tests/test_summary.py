@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import ATTACKS, MadeUp, cut, made_up, summary, tallies
 
+from dent.evaluation.plan import Unit
 from dent.evaluation.results import CellResult, Score
-from dent.evaluation.summary import count_units, summarize
-from dent.evaluation.units import NATURAL, Cell, Done, Outcome, Unit
+from dent.evaluation.score import summarize
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import Outcome, UnitResult
+from dent.evaluation.suites import NATURAL
 
 DIRECT = [NATURAL, "apgd-ce", "square"]
 
@@ -89,13 +92,13 @@ def test_the_shortcut_changes_neither_the_worst_case_nor_what_is_claimed(made: M
 @given(made_up(), st.randoms(use_true_random=False))
 def test_the_order_of_units_does_not_matter(made: MadeUp, order: random.Random) -> None:
     done = made.done()
-    failed = [Done(one.unit, error="an earlier attempt") for one in done if one.outcome]
+    failed = [UnitResult(one.unit, error="an earlier attempt") for one in done if one.outcome]
     mixed = done + failed
     order.shuffle(mixed)
     assert summarized(made, iter(mixed)) == summary(made).cells[0]
 
 
-def summarized(made: MadeUp, done: Iterator[Done]) -> CellResult:
+def summarized(made: MadeUp, done: Iterator[UnitResult]) -> CellResult:
     return summarize(tallies(made, done=done), {}).cells[0]
 
 
@@ -105,7 +108,7 @@ def test_a_unit_that_failed_in_a_chain_and_was_repeated() -> None:
     survives = {name: rng.random(60) < 0.7 for name in [NATURAL, *ATTACKS]}
     whole = MadeUp(cut(60, 20), survives, cumulative=True)
     first = replace(whole, failed=frozenset({("square", 1)}))
-    repeated = Done(Unit(whole.cell, 1, "square"), whole.outcome("square", 1))
+    repeated = UnitResult(Unit(whole.cell, 1, "square"), whole.outcome("square", 1))
     done = [one for one in first.done() if one.outcome]
     found = summarized(whole, iter([*done, repeated]))
     assert found == summary(whole).cells[0]
@@ -114,7 +117,9 @@ def test_a_unit_that_failed_in_a_chain_and_was_repeated() -> None:
 def test_what_was_not_given_in_a_chain_is_not_correct() -> None:
     made = MadeUp([[0, 1, 2]], {NATURAL: np.ones(3, bool), "fpa": np.ones(3, bool)}, cumulative=True)
     natural, _ = made.done()
-    fpa = Done(Unit(made.cell, 0, "fpa"), Outcome((0, 1, 2), (True, True, False), (True, False, True)))
+    fpa = UnitResult(
+        Unit(made.cell, 0, "fpa"), Outcome((0, 1, 2), (True, True, False), (True, False, True))
+    )
     assert summarized(made, iter([natural, fpa])).worst == Score(1, 3)
 
 
@@ -135,14 +140,14 @@ def test_outcomes_are_not_kept() -> None:
     made_so_far: list[weakref.ref[Outcome]] = []
     most = 0
 
-    def stream() -> Iterator[Done]:
+    def stream() -> Iterator[UnitResult]:
         nonlocal most
         for name in made.survives:
             for batch in range(len(made.batches)):
                 outcome = made.outcome(name, batch)
                 made_so_far.append(weakref.ref(outcome))
                 most = max(most, sum(one() is not None for one in made_so_far))
-                yield Done(Unit(made.cell, batch, name), outcome)
+                yield UnitResult(Unit(made.cell, batch, name), outcome)
 
     assert summarized(made, stream()).worst.n == 200
     assert most <= 2  # the one that is read, and the one before it
@@ -151,7 +156,7 @@ def test_outcomes_are_not_kept() -> None:
 def test_what_is_missing_is_named_with_its_error() -> None:
     made = MadeUp(cut(6, 3), {NATURAL: np.ones(6, bool), "apgd-ce": np.ones(6, bool)})
     done = [one for one in made.done() if (one.unit.attack, one.unit.batch) != ("apgd-ce", 0)]
-    done[-1] = Done(done[-1].unit, error="RuntimeError: nan")
+    done[-1] = UnitResult(done[-1].unit, error="RuntimeError: nan")
     found = summarized(made, iter(done))
     assert [name.split(", ", 3)[3] for name in found.missing] == [
         "apgd-ce, batch 0: not done",
@@ -167,7 +172,7 @@ def test_nothing_done_and_nothing_asked() -> None:
     found = summarized(made, iter([]))
     assert found.worst == found.natural == found.direct == Score(0, 0)
     assert (len(found.missing), found.points, found.cost, found.findings) == (4, {}, None, ())
-    empty = summarize(count_units([], {}, [], [], cumulative=bool, kind_of=str), {})
+    empty = summarize({}, {})
     assert empty.cells == ()
     assert empty.complete
 
@@ -175,12 +180,12 @@ def test_nothing_done_and_nothing_asked() -> None:
 def test_units_of_other_runs() -> None:
     made = MadeUp([[0, 1], [2, 3]], {NATURAL: np.ones(4, bool)})
     elsewhere = Cell("other", "static", 0.1, "l2")
-    foreign = [Done(replace(one.unit, cell=elsewhere), one.outcome) for one in made.done()]
-    unasked = Done(Unit(made.cell, 0, "fpa"), Outcome((0, 1), (False, False), (True, True)))
+    foreign = [UnitResult(replace(one.unit, cell=elsewhere), one.outcome) for one in made.done()]
+    unasked = UnitResult(Unit(made.cell, 0, "fpa"), Outcome((0, 1), (False, False), (True, True)))
     found = summarized(made, iter([*made.done(), *foreign, unasked]))
     assert found == summary(made).cells[0]
     for points, batch in (((0, 2), 0), ((0,), 0), ((0, 0), 0), ((0, 1), 7)):
-        wrong = Done(Unit(made.cell, batch, NATURAL), Outcome(points, (True,) * len(points), ()))
+        wrong = UnitResult(Unit(made.cell, batch, NATURAL), Outcome(points, (True,) * len(points), ()))
         with pytest.raises(ValueError, match="natural, batch .* this outcome is of another run"):
             summarized(made, iter([wrong]))
 
@@ -191,5 +196,5 @@ def test_points_may_come_in_another_order_than_their_batch() -> None:
     for one in made.done():
         assert one.outcome
         reverse = (one.outcome.points[::-1], one.outcome.correct[::-1], one.outcome.given[::-1])
-        turned.append(Done(one.unit, Outcome(*reverse)))
+        turned.append(UnitResult(one.unit, Outcome(*reverse)))
     assert summarized(made, iter(turned)) == summary(made).cells[0]

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up import KINDS, MadeUp, cut, summary
+from made_up import KINDS, MadeUp, cut, summary, tally_units
 
+from dent.evaluation.plan import WHOLE, Unit
 from dent.evaluation.results import Score
-from dent.evaluation.summary import count_units
-from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, WHOLE, Cell, Done, Outcome, Unit
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import Outcome, UnitResult
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL
 
 
 def test_the_gap_is_what_is_claimed_minus_what_stands() -> None:
@@ -19,7 +21,7 @@ def test_the_gap_is_what_is_claimed_minus_what_stands() -> None:
     (found,) = summary(made).cells
     assert (found.direct.percent, found.worst.percent, found.gap) == (60.0, 40.0, 20.0)
     protocol = Outcome(tuple(range(10)), (True,) * 7 + (False,) * 3, (True,) * 10)
-    (found,) = summary(made, extra=[Done(Unit(made.cell, WHOLE, PROTOCOL), protocol)]).cells
+    (found,) = summary(made, extra=[UnitResult(Unit(made.cell, WHOLE, PROTOCOL), protocol)]).cells
     assert (found.protocol, found.gap) == (Score(7, 10), 30.0)
     assert found.worst == Score(4, 10)  # the protocol is no part of it
 
@@ -28,7 +30,7 @@ def test_the_gap_is_of_the_same_points_where_some_are_missing() -> None:
     survives = {NATURAL: np.ones(4, bool), "apgd-ce": np.array([1, 1, 0, 0], bool)}
     made = MadeUp([[0, 1], [2, 3]], survives, failed=frozenset({("apgd-ce", 1)}))
     protocol = Outcome((0, 1, 2, 3), (True, False, True, True), (True,) * 4)
-    (found,) = summary(made, extra=[Done(Unit(made.cell, WHOLE, PROTOCOL), protocol)]).cells
+    (found,) = summary(made, extra=[UnitResult(Unit(made.cell, WHOLE, PROTOCOL), protocol)]).cells
     assert (found.protocol, found.worst) == (Score(3, 4), Score(2, 2))
     assert found.gap == pytest.approx(-50.0)
 
@@ -42,7 +44,9 @@ def test_nothing_is_claimed_without_direct_attacks() -> None:
 def test_scenarios_are_counted_apart() -> None:
     made = MadeUp(cut(6, 2), {NATURAL: np.ones(6, bool)})
     parts = [Outcome((0,), (False,), (True,)), Outcome((4, 5), (True, False), (True, True))]
-    units = [Done(Unit(made.cell, batch, "mixed (50 %)"), part) for batch, part in enumerate(parts)]
+    units = [
+        UnitResult(Unit(made.cell, batch, "mixed (50 %)"), part) for batch, part in enumerate(parts)
+    ]
     (found,) = summary(made, extra=units).cells
     assert found.scenarios == {"mixed (50 %)": Score(1, 3)}
     assert found.worst == Score(6, 6)
@@ -52,9 +56,10 @@ def test_scenarios_are_counted_apart() -> None:
 
 def test_an_attack_need_not_have_units_in_all_batches() -> None:
     made = MadeUp(cut(6, 2), {NATURAL: np.ones(6, bool)})
-    done = [Done(Unit(made.cell, batch, "sorted"), Outcome((1,), (True,), (True,))) for batch in (0, 2)]
-    counted = count_units(
-        [made.cell],
+    done = [
+        UnitResult(Unit(made.cell, batch, "sorted"), Outcome((1,), (True,), (True,))) for batch in (0, 2)
+    ]
+    counted = tally_units(
         {made.cell: [NATURAL, "sorted", ABOUT]},
         made.batches,
         [*made.done(), *done],
@@ -62,7 +67,9 @@ def test_an_attack_need_not_have_units_in_all_batches() -> None:
         kind_of=KINDS.__getitem__,
         planned=lambda attack: {"sorted": (0, 2), ABOUT: (1,)}.get(attack, range(3)),
     )
-    assert [name.rpartition(", ")[2] for name in counted[made.cell].missing()] == ["batch 1: not done"]
+    assert [name.rpartition(", ")[2] for name in counted[made.cell].list_missing()] == [
+        "batch 1: not done"
+    ]
 
 
 def test_cost_and_findings_come_from_the_unit_about() -> None:
@@ -70,7 +77,7 @@ def test_cost_and_findings_come_from_the_unit_about() -> None:
     finding = {"name": "randomized", "message": "m", "figures": {}}
     about = Outcome(figures={"flops": 26.0, "static_flops": 2.0}, findings=(finding,))
     took = {"seconds": 5.0, "forward_seconds": 0.75, "static_seconds": 0.25}
-    (found,) = summary(made, extra=[Done(Unit(made.cell, 0, ABOUT), about, took=took)]).cells
+    (found,) = summary(made, extra=[UnitResult(Unit(made.cell, 0, ABOUT), about, took=took)]).cells
     assert found.cost is not None
     assert (found.cost.times_flops, found.cost.times_seconds) == (13.0, 3.0)
     assert found.findings == (finding,)
@@ -79,10 +86,10 @@ def test_cost_and_findings_come_from_the_unit_about() -> None:
 def test_a_battle_is_kept_as_it_was_recorded_and_judges_nothing() -> None:
     made = MadeUp(cut(4, 2), {NATURAL: np.ones(4, bool)})
     unit = Unit(made.cell, 0, BATTLE)
-    failed = Done(unit, error="RuntimeError: no memory")
+    failed = UnitResult(unit, error="RuntimeError: no memory")
     (without,), (missing,), (found,) = (
         summary(made, extra=extra).cells
-        for extra in ([], [failed], [failed, Done(unit, Outcome(battle={"steps": 10}))])
+        for extra in ([], [failed], [failed, UnitResult(unit, Outcome(battle={"steps": 10}))])
     )
     assert (without.battle, missing.battle, found.battle) == (None, None, {"steps": 10})
     assert missing.missing == (f"{unit}: RuntimeError: no memory",)  # of one batch, and no other

@@ -18,10 +18,10 @@ import pytest
 import torch
 from runs import answer, evaluated, kept, python
 
-from dent.evaluation import engines
-from dent.evaluation.perform import Task, perform
+from dent.evaluation import execute
+from dent.evaluation.execute import Task, execute_task
 from dent.evaluation.sources import Sources
-from dent.evaluation.units import Done
+from dent.evaluation.store import UnitResult
 
 STARTS = "starts"
 REPORTS = ("report.md", "results.json", "results.csv")
@@ -69,12 +69,12 @@ def attempt(folder: Path, suite: str, event: Callable[[str], None]) -> None:
     """A run which says what it does: a unit that starts, and each step to the file of its outcome."""
     fsync, replace, path_open = os.fsync, os.replace, Path.open
 
-    def performed(task: Task, sources: Sources) -> Done:
+    def performed(task: Task, sources: Sources) -> UnitResult:
         again = (folder / "units" / task.unit.file).exists()
         with (folder.parent / STARTS).open("a") as file:
             file.write(f"{os.getpid()} {task.unit.file} {again}\n")
         event("unit")
-        return perform(task, sources)
+        return execute_task(task, sources)
 
     def opened(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
         if mode not in ("xb", "wb"):
@@ -94,7 +94,7 @@ def attempt(folder: Path, suite: str, event: Callable[[str], None]) -> None:
         replace(old, new)
         event(f"renamed {new.name}")
 
-    engines.__dict__["perform"] = performed
+    execute.__dict__["execute_task"] = performed
     os.fsync, os.replace, Path.open = synced, replaced, opened  # type: ignore[assignment,method-assign]
     event("begun")
     evaluated(folder, suite=suite)
@@ -198,9 +198,9 @@ WAITING = """
 import sys, time
 from pathlib import Path
 from runs import evaluated
-from dent.evaluation import engines
+from dent.evaluation import execute
 
-here, perform = Path(sys.argv[1]), engines.perform
+here, execute_task = Path(sys.argv[1]), execute.execute_task
 
 def waiting(*given):
     (here / "working").touch()
@@ -208,9 +208,9 @@ def waiting(*given):
         if (here / "go").exists():
             break
         time.sleep(0.01)
-    return perform(*given)
+    return execute_task(*given)
 
-engines.perform = waiting
+execute.execute_task = waiting
 evaluated(here / "run")
 print("true")
 """

@@ -23,15 +23,13 @@ from dent.cli.app import (
     app,
     show,
 )  # fmt: skip
-from dent.evaluation import Evaluation, Results, load_results, make_evaluation, read_evaluation
-from dent.evaluation.compare import compare as compare_results
-from dent.evaluation.estimate import estimate
-from dent.evaluation.plan import make_plan
-from dent.evaluation.run import run
-from dent.evaluation.single import attack_data
+from dent.evaluation import Evaluation, Results, load_results, read_evaluation
+from dent.evaluation.compare import compare_runs as compare_results
+from dent.evaluation.execute import attack_data
+from dent.evaluation.pipeline import run_evaluation
+from dent.evaluation.plan import estimate_run, make_plan
 from dent.evaluation.sources import Sources
-from dent.fields import number
-from dent.flags import flags
+from dent.flags import add_flags
 from dent.loggers import open_logger
 from dent.report.terminal import (
     estimate_rows,
@@ -47,7 +45,7 @@ FAILED = 1  # exit code if a unit of the run failed
 
 
 @app.command()
-@flags(Evaluation, without=("models", "defenses", "attacks"))
+@add_flags(Evaluation, without=("models", "defenses", "attacks"))
 def evaluate(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file with settings. Flags override it.")
@@ -81,7 +79,7 @@ def evaluate(
     """
     lists = {"models": model, "defenses": defense, "attacks": attack}
     given = settings | {name: tuple(value) for name, value in lists.items() if value}
-    evaluation = read_evaluation(config, **given) if config else make_evaluation(**given)
+    evaluation = read_evaluation(config, **given) if config else Evaluation(**given)
     sources = Sources(evaluation)
     if dry_run:
         _show_estimate(sources, as_json)
@@ -89,7 +87,7 @@ def evaluate(
     suite = "chosen" if evaluation.attacks else evaluation.suite
     folder = out or Path("runs") / f"{suite}-{_digest(evaluation)}"
     with progress_bar("evaluating") as move:
-        results = run(
+        results = run_evaluation(
             sources, folder, engine=engine, threads=threads, workers=workers,
             ray_address=ray_address, progress=move,
         )  # fmt: skip
@@ -133,9 +131,9 @@ def attack(
     """
     if out.suffix != ".npz":
         raise ValueError(f"expected out as a file.npz, got {out}")
-    evaluation = make_evaluation(
+    evaluation = Evaluation(
         models=model, defenses=defense, data=data, n=n, batch_size=batch_size, norm=norm, seed=seed,
-        device=device, eps=None if eps is None else number(eps),
+        device=device, eps=eps,
     )  # fmt: skip
     asked = {"steps": steps, "queries": queries}
     settings = {name: value for name, value in asked.items() if value is not None}
@@ -174,7 +172,7 @@ def compare(
 
 
 def _show_estimate(sources: Sources, as_json: bool) -> None:
-    rows = estimate(make_plan(sources), sources)
+    rows = estimate_run(make_plan(sources), sources)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return

@@ -1,20 +1,27 @@
-"""The rules of evaluation, the suites, the run with its store, the engines."""
+"""Evaluation: spec, plan, execute, store, score. It returns numbers; `dent.report` formats them."""
 
 from __future__ import annotations
 
-from dent.evaluation.config import Evaluation, make_evaluation, read_evaluation
-from dent.evaluation.results import CellResult, Results, Score
-from dent.evaluation.run import evaluate, load_results
+from dent.evaluation.compare import ComparedCells, Paired, compare_runs
+from dent.evaluation.pipeline import evaluate, load_points, load_results, run_evaluation
+from dent.evaluation.results import CellResult, Cost, Results, Score
+from dent.evaluation.spec import Cell, Evaluation, read_evaluation
 from dent.evaluation.suites import SUITE_NOTES
 
 __all__ = [
     "SUITE_NOTES",
+    "Cell",
     "CellResult",
+    "ComparedCells",
+    "Cost",
     "Evaluation",
+    "Paired",
     "Results",
     "Score",
+    "compare_runs",
     "evaluate",
+    "load_points",
     "load_results",
-    "make_evaluation",
     "read_evaluation",
+    "run_evaluation",
 ]

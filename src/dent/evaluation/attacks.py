@@ -1,31 +1,36 @@
-"""The attacks of an evaluation by name: what kind each is, how it is run, and about what it costs."""
+"""The table of attacks: function, kind, options with their defaults, and cost.
+
+To add an attack, write its function in `dent.attacks` and one entry of `ATTACKS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from torch import Tensor, nn
 
 from dent.attacks import AttackResult, adaptive, pgd
-from dent.attacks.autoattack import ATTACKS as SUITE_ATTACKS
+from dent.attacks.autoattack import ATTACKS as DIRECT
 from dent.attacks.fused import fuse_batch_norm
+from dent.attacks.losses import LOSSES
+from dent.declared import Declared
 from dent.defense import Dent
-from dent.evaluation import forwards
-from dent.evaluation.forwards import Forwards
 from dent.names import lookup
 
-# direct: on the defended model itself. adaptive: made for adaptation. scenario: another batch than the
-# one that is deployed, or only a part of it counts; with an accuracy of its own, and in no worst case.
+# direct: attacks the defended model itself. adaptive: made for defenses that adapt. scenario: answers
+# come from another batch than the deployed one, or only a part counts; it is in no worst case.
 Kind = Literal["direct", "adaptive", "scenario"]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is attacked: the model as deployed, what it is without a defense, and with `adapt`."""
+    """What is attacked: the model as deployed, the model without a defense, and the defense."""
 
     model: nn.Module
     static: nn.Module
@@ -33,85 +38,132 @@ class Subject:
     independent: bool
 
 
-Run = Callable[..., AttackResult]  # (subject, inputs, labels, *, eps, norm, seed, mask, **settings)
-Calls = Callable[[Forwards, dict[str, Any]], float]  # (cost, settings), for each input
+@dataclass(frozen=True)
+class Forwards:
+    """Costs of a model, in forwards of its static model for each input; a backward counts as one.
+
+    size: number of inputs in the batch.
+
+    >>> Forwards(updates=10).answer
+    21.0
+    """
+
+    updates: int
+    size: int = 128
+
+    @property
+    def answer(self) -> float:
+        """An update takes a forward and a backward; then comes the prediction."""
+        return 2.0 * self.updates + 1
+
+    @property
+    def gradient(self) -> float:
+        return self.answer + 1
+
+    @property
+    def asked(self) -> float:
+        """Every attack asks three times besides: naturally, at the end, and to submit."""
+        return 3 * self.answer
+
+
+Run = Callable[..., AttackResult]  # (subject, inputs, labels, *, eps, norm, seed, mask, **options)
+Cost = Callable[[Forwards, dict[str, Any]], float]  # from all options to forwards for each input
+Options = dict[str, tuple[Any, Any]]  # type and default of each; `...` if it must be given
 
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack of the table.
+    """An entry of the table.
 
-    updates: whether it is only for defenses that make updates; scenarios are for all that depend on
-    their batch.
-    span: how many batches it takes at a time.
-    least: how many inputs these must have; smaller ones are left out.
-    free: whether what it perturbs is bound by [0, 1] alone.
+    cost: upper bound, for models with ten classes or more.
+    needs_updates: only for defenses that make updates. (Scenarios are for defenses that depend on
+        their batch.)
+    span: number of batches that it takes at a time.
+    least: number of inputs that it needs; smaller batches are left out.
+    is_free: what it perturbs may leave the ball, but not [0, 1].
     """
 
+    name: str
     kind: Kind
     run: Run
-    calls: Calls
+    options: Options
+    cost: Cost
     note: str
-    updates: bool = False
+    needs_updates: bool = False
     span: int = 1
     least: int = 1
-    free: bool = False
+    is_free: bool = False
+
+    @cached_property
+    def schema(self) -> type[Declared]:
+        """Return the pydantic model of the options."""
+        fields: dict[str, Any] = dict(self.options)
+        schema: type[Declared] = create_model(self.name, __base__=Declared, **fields)
+        schema.title = f"attack {self.name}"
+        return schema
+
+    def read_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, checked; raise an error that lists every fault."""
+        return self.schema(**given).model_dump(exclude_unset=True)
+
+    def count_forwards(self, forwards: Forwards, given: Mapping[str, Any]) -> float:
+        """Return the cost for each input, with defaults for the options that were not given."""
+        defaults = {name: default for name, (_, default) in self.options.items()}
+        return float(self.cost(forwards, defaults | dict(given)))
 
 
-def _direct(
-    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, **settings: Any
+# How each kind of attack sees a subject.
+
+
+def _attack_model(
+    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, **options: Any
 ) -> AttackResult:
     joint = not subject.independent
-    # What is searched on a faster copy is scored on the model itself, as all attacks are.
-    alone = subject.model is subject.static and not joint
-    model = fuse_batch_norm(subject.model, inputs) if alone else subject.model
-    if "targets" in settings:
+    # The search runs on a faster copy; what it made is scored on the model itself, as always.
+    is_plain = subject.model is subject.static and not joint
+    model = fuse_batch_norm(subject.model, inputs) if is_plain else subject.model
+    if "targets" in options:
         with torch.no_grad():
             others = subject.static(inputs).shape[1] - 1
-        settings["targets"] = min(settings["targets"], others)
-    return attack(model, inputs, labels, mask=mask, joint=joint, **settings)
+        options["targets"] = min(options["targets"], others)
+    return attack(model, inputs, labels, mask=mask, joint=joint, **options)
 
 
-def _offline(
-    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any
+def _attack_static(
+    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
 ) -> AttackResult:
+    """Attack the static model and submit the result to the defended one."""
     static = fuse_batch_norm(subject.static, inputs)
-    return attack(subject.model, static, inputs, labels, **settings)
+    return attack(subject.model, static, inputs, labels, **options)
 
 
-def _on_defense(
-    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any
+def _attack_defense(
+    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
 ) -> AttackResult:
-    return attack(subject.defense, inputs, labels, **settings)
+    return attack(subject.defense, inputs, labels, **options)
 
 
-def _averaged(subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any) -> AttackResult:
-    """Over all states that the defense goes through."""
+def _average_states(subject: Subject, inputs: Tensor, labels: Tensor, **options: Any) -> AttackResult:
     updates = subject.defense.settings.steps
-    return adaptive.averaged(subject.defense, inputs, labels, updates=updates, **settings)
+    return adaptive.averaged(subject.defense, inputs, labels, updates=updates, **options)
 
 
-def _short(subject: Subject, inputs: Tensor, labels: Tensor, **settings: Any) -> AttackResult:
-    """Half of the updates, unless told."""
-    updates = settings.pop("updates", subject.defense.settings.steps // 2)
-    return adaptive.short(subject.defense, inputs, labels, updates=updates, **settings)
-
-
-def _mixed(
-    subject: Subject,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    mask: Tensor,
-    share: float,
-    **settings: Any,
+def _shorten_updates(
+    subject: Subject, inputs: Tensor, labels: Tensor, *, updates: int | None = None, **options: Any
 ) -> AttackResult:
-    """A share of the batch, but one at least, and one at least stays natural."""
+    updates = subject.defense.settings.steps // 2 if updates is None else updates
+    return adaptive.short(subject.defense, inputs, labels, updates=updates, **options)
+
+
+def _mix(
+    subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, share: float, **options: Any
+) -> AttackResult:
+    """Attack a share of the batch, but at least one input; at least one stays natural."""
     share = min(share, 1 - 1 / len(inputs))
-    return adaptive.mixing(subject.model, inputs, labels, share=share, **settings)
+    return adaptive.mixing(subject.model, inputs, labels, share=share, **options)
 
 
-def _one_among(
+def _attack_one_among(
     subject: Subject,
     inputs: Tensor,
     labels: Tensor,
@@ -119,14 +171,14 @@ def _one_among(
     mask: Tensor,
     points: int,
     companions: int = 15,
-    **settings: Any,
+    **options: Any,
 ) -> AttackResult:
-    """The first `points` of the batch, each among others of it that are natural."""
+    """Attack each of the first `points` of the batch, among other inputs of it that are natural."""
     for image in inputs[:points]:  # the same image again is no companion
         others = int((inputs != image).flatten(1).any(1).sum())
         companions = min(companions, others)
     result = adaptive.one_among(
-        subject.model, inputs[:points], labels[:points], inputs, companions=companions, **settings
+        subject.model, inputs[:points], labels[:points], inputs, companions=companions, **options
     )
     rest = len(inputs) - len(result.success)
     return adaptive.PartResult(
@@ -139,18 +191,18 @@ def _one_among(
     )
 
 
-def _sorted(
-    subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, **settings: Any
+def _sort_labels(
+    subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, **options: Any
 ) -> AttackResult:
-    """Two batches, sorted together and cut anew; attacked as any batch."""
-    attack = partial(SUITE_ATTACKS["apgd-ce"], joint=True)
+    """Sort two batches together, cut them again, and attack each."""
+    attack = partial(DIRECT["apgd-ce"], joint=True)
     size = (len(inputs) + 1) // 2
     return adaptive.sorted_batches(
-        subject.model, inputs, labels, batch_size=size, attack=attack, **settings
+        subject.model, inputs, labels, batch_size=size, attack=attack, **options
     )
 
 
-def _poisoned(
+def _poison(
     subject: Subject,
     inputs: Tensor,
     labels: Tensor,
@@ -159,118 +211,190 @@ def _poisoned(
     eps: float,
     share: float,
     seed: int,
-    **settings: Any,
+    **options: Any,
 ) -> AttackResult:
-    """The malicious members are bound by [0, 1] alone; the benign ones are natural, and count."""
+    """Perturb malicious members, in [0, 1] but in no ball; the natural members count."""
     malicious = adaptive.draw_mask(len(inputs), share, seed=seed).to(inputs.device)
     return adaptive.poisoning(
-        subject.defense, inputs, labels, malicious=malicious, seed=seed, **settings | {"norm": "linf"}
+        subject.defense, inputs, labels, malicious=malicious, seed=seed, **options | {"norm": "linf"}
     )
 
 
-# Of the direct ones, what each costs and what it is.
-_DIRECT: dict[str, tuple[Run, Calls, str]] = {
-    "pgd": (pgd, forwards.climb, "projected gradient ascent"),
-    "apgd-ce": (SUITE_ATTACKS["apgd-ce"], forwards.climb, "APGD on the cross-entropy"),
-    "apgd-dlr": (SUITE_ATTACKS["apgd-dlr"], forwards.climb, "APGD on the logits' ratio"),
-    "apgd-t": (SUITE_ATTACKS["apgd-t"], forwards.targeted, "APGD towards nine classes"),
-    "fab": (SUITE_ATTACKS["fab"], forwards.fab, "across the nearest boundary"),
-    "fab-t": (SUITE_ATTACKS["fab-t"], forwards.fab_targeted, "across nine boundaries in turn"),
-    "square": (SUITE_ATTACKS["square"], forwards.queries, "random squares, no gradient"),
-}
+# Options
+
+
+def _read_names(value: Any) -> Any:
+    """Return the names of `(apgd-ce,apgd-t)` as a tuple."""
+    if isinstance(value, str):
+        return tuple(re.findall(r"[^\s,()]+", value))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_name(table: Mapping[str, Any], name: str) -> str:
+    lookup("name", name, table)
+    return name
+
+
+Steps = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Loss = Annotated[str, AfterValidator(partial(_check_name, LOSSES))]
+Offline = Annotated[str, AfterValidator(partial(_check_name, adaptive.OFFLINE))]
+OfflineNames = Annotated[tuple[Offline, ...], BeforeValidator(_read_names), Field(min_length=1)]
+
+OTHERS = 9  # classes that a targeted attack tries in turn
+CLIMB: Options = {"steps": (Steps, 100), "restarts": (Count, 1)}
+DRAW: Options = {**CLIMB, "draws": (Count, 1)}
+ROUNDS: Options = {**CLIMB, "rounds": (Count, 10), "loss": (Loss, "margin"), "targets": (Steps, 0)}
+
+
+# Costs
+
+
+def _count_steps(o: dict[str, Any]) -> float:
+    """Return the steps of all runs; the point where a run starts counts as one."""
+    return float((o["steps"] + 1) * o["restarts"] * o.get("draws", 1))
+
+
+def _climb(f: Forwards, o: dict[str, Any]) -> float:
+    return _count_steps(o) * f.gradient + f.asked
+
+
+def _unroll(f: Forwards, o: dict[str, Any]) -> float:
+    return _count_steps(o) * 3 * f.answer + f.asked
+
+
+def _transfer(f: Forwards, o: dict[str, Any]) -> float:
+    runs = sum(OTHERS if name == "apgd-t" else 1 for name in o["attacks"])
+    return float(2 * runs * (o["steps"] + 1) + (len(o["attacks"]) + 1) * f.answer)
+
+
+def _iterate(f: Forwards, o: dict[str, Any], *, models: float) -> float:
+    """Climb, in each round, `models` times as many models as there are rounds; at least one."""
+    climbed = max(models * o["rounds"], 1)
+    return float(o["rounds"] * (_count_steps(o) * 2 * climbed + 2 * f.answer) + 2 * f.answer)
+
+
+def _shorten(f: Forwards, o: dict[str, Any]) -> float:
+    updates = f.updates // 2 if o["updates"] is None else o["updates"]
+    return _count_steps(o) * Forwards(updates).gradient + f.asked
+
+
+def _surround(f: Forwards, o: dict[str, Any]) -> float:
+    points, together = min(o["points"], f.size), min(o["companions"] + 1, f.size)
+    return float(points * together / f.size * _climb(f, o))
+
+
+# The table
+
+
+def _direct(name: str, attack: Run, options: Options, cost: Cost, note: str) -> Attack:
+    return Attack(name, "direct", partial(_attack_model, attack), options, cost, note)
+
+
+def _adaptive(
+    name: str, run: Run, options: Options, cost: Cost, note: str, *, needs_updates: bool = True
+) -> Attack:
+    return Attack(name, "adaptive", run, options, cost, note, needs_updates)
+
+
 ATTACKS: dict[str, Attack] = {
-    **{
-        name: Attack("direct", partial(_direct, attack), calls, note)
-        for name, (attack, calls, note) in _DIRECT.items()
-    },
-    "denying updates": Attack(
-        "adaptive",
-        partial(_offline, adaptive.denying_updates),
-        forwards.denying,
-        "points of highest loss of the static model, submitted to the defense",
-    ),
-    "high confidence": Attack(
-        "adaptive",
-        partial(_offline, adaptive.high_confidence),
-        forwards.confident,
-        "the static model made wrong and sure, submitted to the defense",
-    ),
-    "fpa": Attack(
-        "adaptive",
-        partial(_on_defense, adaptive.fpa),
-        partial(forwards.rounds, models=0),
-        "fixed point: attack the model as adapted to the last attack",
-    ),
-    "gmsa-avg": Attack(
-        "adaptive",
-        partial(_on_defense, adaptive.gmsa_avg),
-        partial(forwards.rounds, models=0.5),
-        "the average loss over all models adapted so far",
-        updates=True,
-    ),
-    "gmsa-min": Attack(
-        "adaptive",
-        partial(_on_defense, adaptive.gmsa_min),
-        partial(forwards.rounds, models=0.5),
-        "the lowest loss over all models adapted so far",
-        updates=True,
-    ),
-    "unrolled": Attack(
-        "adaptive",
-        partial(_on_defense, adaptive.unrolled),
-        forwards.unrolled,
-        "the exact gradient, through the updates",
-        updates=True,
-    ),
-    "averaged": Attack(
-        "adaptive",
-        _averaged,
-        forwards.averaged,
-        "gradients averaged over the states of the defense",
-        updates=True,
-    ),
-    "short": Attack(
-        "adaptive",
-        _short,
-        forwards.halved,
-        "against half of the updates, submitted to all",
-        updates=True,
-    ),
-    "lazy": Attack(
-        "adaptive",
-        partial(_on_defense, adaptive.lazy),
-        forwards.lazy,
-        "adapts at every fifth step only",
-        updates=True,
-    ),
-    "mixed": Attack(
-        "scenario", _mixed, forwards.climb, "a share of the batch is adversarial, and counts", least=2
-    ),
-    "one among": Attack(
-        "scenario", _one_among, forwards.among, "one adversarial among natural inputs", least=2
-    ),
-    "sorted labels": Attack(
-        "scenario", _sorted, forwards.climb, "batches sorted by label, attacked", span=2
-    ),
-    "poisoning": Attack(
-        "scenario",
-        _poisoned,
-        forwards.unrolled,
-        "malicious members; the accuracy of the benign ones",
-        least=2,
-        free=True,
-    ),
-}
+    attack.name: attack
+    for attack in (
+        _direct(
+            "pgd", pgd, CLIMB | {"steps": (Steps, 40), "loss": (Loss, "ce"), "step_size": (
+                Annotated[float, Field(gt=0)] | None, None
+            )}, _climb, "projected gradient ascent",
+        ),
+        _direct("apgd-ce", DIRECT["apgd-ce"], DRAW, _climb, "APGD on the cross-entropy"),
+        _direct("apgd-dlr", DIRECT["apgd-dlr"], DRAW, _climb, "APGD on the ratio of logits"),
+        _direct(
+            "apgd-t", DIRECT["apgd-t"], DRAW | {"targets": (Count, OTHERS)},
+            lambda f, o: o["targets"] * _count_steps(o) * f.gradient + f.asked,
+            "APGD toward nine classes",
+        ),
+        _direct(
+            "fab", DIRECT["fab"], CLIMB,
+            # One answer gives the gradients of all classes; another says where the step led.
+            lambda f, o: _count_steps(o) * (2 * f.answer + OTHERS) + f.asked,
+            "across the nearest boundary",
+        ),
+        _direct(
+            "fab-t", DIRECT["fab-t"], CLIMB | {"targets": (Count, OTHERS)},
+            lambda f, o: o["targets"] * _count_steps(o) * (f.gradient + f.answer) + f.asked,
+            "across nine boundaries in turn",
+        ),
+        _direct(
+            "square", DIRECT["square"], {"queries": (Count, 5000), "restarts": (Count, 1)},
+            lambda f, o: (o["queries"] + 1) * o["restarts"] * f.answer + f.asked,
+            "random squares, without gradients",
+        ),
+        _adaptive(
+            "denying updates", partial(_attack_static, adaptive.denying_updates),
+            {"steps": (Steps, 100), "attacks": (OfflineNames, ("apgd-ce", "apgd-t"))}, _transfer,
+            "maximize the loss of the static model, then submit to the defense", needs_updates=False,
+        ),
+        _adaptive(
+            "high confidence", partial(_attack_static, adaptive.high_confidence),
+            CLIMB | {"targets": (Count, 3)},
+            lambda f, o: 2 * o["targets"] * _count_steps(o) + (o["targets"] + 2) * f.answer,
+            "make the static model wrong and sure, then submit to the defense", needs_updates=False,
+        ),
+        _adaptive(
+            "fpa", partial(_attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),
+            "fixed point: attack the model as adapted to the last attack", needs_updates=False,
+        ),
+        _adaptive(
+            "gmsa-avg", partial(_attack_defense, adaptive.gmsa_avg), ROUNDS,
+            partial(_iterate, models=0.5), "average loss over all models adapted so far",
+        ),
+        _adaptive(
+            "gmsa-min", partial(_attack_defense, adaptive.gmsa_min), ROUNDS,
+            partial(_iterate, models=0.5), "lowest loss over all models adapted so far",
+        ),
+        _adaptive(
+            "unrolled", partial(_attack_defense, adaptive.unrolled), CLIMB, _unroll,
+            "exact gradient, through the updates",
+        ),
+        _adaptive(
+            "averaged", _average_states, CLIMB,
+            lambda f, o: _count_steps(o) * (f.answer + 2 * (f.updates + 1)) + f.asked,
+            "gradients averaged over the states of the defense",
+        ),
+        _adaptive(
+            "short", _shorten_updates, CLIMB | {"updates": (Steps | None, None)}, _shorten,
+            "attack half of the updates, submit to all",
+        ),
+        _adaptive(
+            "lazy", partial(_attack_defense, adaptive.lazy), CLIMB | {"every": (Count, 5)},
+            lambda f, o: _count_steps(o) * (f.answer / o["every"] + 2) + f.asked,
+            "adapt only at every fifth step",
+        ),
+        Attack(
+            "mixed", "scenario", _mix, CLIMB | {"share": (Share, ...)}, _climb,
+            "a share of the batch is adversarial, and counts", least=2,
+        ),
+        Attack(
+            "one among", "scenario", _attack_one_among,
+            CLIMB | {"companions": (Count, 15), "points": (Count, ...)}, _surround,
+            "one adversarial input among natural ones", least=2,
+        ),
+        Attack(
+            "sorted labels", "scenario", _sort_labels, CLIMB, _climb,
+            "batches sorted by label, attacked", span=2,
+        ),
+        Attack(
+            "poisoning", "scenario", _poison, CLIMB | {"share": (Share, ...)}, _unroll,
+            "malicious members; the accuracy of the others counts", least=2, is_free=True,
+        ),
+    )
+}  # fmt: skip
 
 
-def attack_named(name: str) -> Attack:
-    """The attack of a name; what follows in brackets is a variant of it.
+def find_attack(name: str) -> Attack:
+    """Return the attack of a name. A name may end with a variant in parentheses.
 
-    >>> attack_named("mixed (10 %)").kind
+    >>> find_attack("mixed (10 %)").kind
     'scenario'
     """
     return lookup("attack", name.partition(" (")[0], ATTACKS)
-
-
-def kind_of(name: str) -> Kind:
-    return attack_named(name).kind

@@ -23,7 +23,7 @@ from dent.attacks.norms import lengths
 from dent.defense import Dent
 from dent.defense.dent.objectives import entropy
 from dent.evaluation.attacks import Subject
-from dent.evaluation.sources import own_draws
+from dent.evaluation.sources import preserve_rng
 
 LARGEST = 64  # pixels of the longer side; larger images are shown smaller
 DIGITS = 4
@@ -62,7 +62,7 @@ def record_battle(
     check_model(subject.static)
     static = Recorder(inputs, norm, lambda some: (subject.static(some), None))
     defended = Recorder(inputs, norm, lambda some: adapted_answer(subject.defense, some))
-    with own_draws(str(inputs.device)):
+    with preserve_rng(str(inputs.device)):
         for side in (static, defended):
             torch.manual_seed(seed)  # for models that draw
             apgd(side, inputs, labels, eps=eps, norm=norm, steps=steps, joint=True, seed=seed)

@@ -1,58 +1,108 @@
-"""What a run will do: its units in order, which of them wait for others, and what they cost."""
+"""What a run does: its units of work, their order, and their cost."""
 
 from __future__ import annotations
 
+import hashlib
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
 from dent.attacks.reference import import_reference
-from dent.defense.dent.settings import Settings
 from dent.defense.text import parse_settings
-from dent.evaluation.attacks import attack_named
-from dent.evaluation.config import Evaluation
-from dent.evaluation.forwards import Forwards
-from dent.evaluation.perform import BATTLE_STEPS, FEW
-from dent.evaluation.sources import Sources, cut
-from dent.evaluation.suites import Suite, attacks_on
-from dent.evaluation.units import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL, WHOLE, Cell, Unit
+from dent.evaluation.attacks import Forwards, find_attack
+from dent.evaluation.sources import Sources, cut_batches, ignore_low_diversity
+from dent.evaluation.spec import Cell, Evaluation
+from dent.evaluation.suites import (
+    ABOUT,
+    BATTLE,
+    NATURAL,
+    PROTOCOL,
+    SPECIAL,
+    Suite,
+    select_attacks,
+    slugify,
+)
 
-ANSWERS_ABOUT = 16  # of the model, for what is to be known about a cell
+WHOLE = -1  # the batch of a unit that takes all points at once
+FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
+BATTLE_STEPS = 10  # steps of the attack that `BATTLE` records
+ANSWERS_ABOUT = 16  # number of answers that `ABOUT` asks of the model
 
 
 @dataclass(frozen=True)
+class Unit:
+    """A piece of work that is done or not done: one attack on one batch of a cell."""
+
+    cell: Cell
+    batch: int
+    attack: str
+
+    @cached_property
+    def file(self) -> str:
+        """Return the path of its outcome in the folder of units."""
+        batch = "all" if self.batch == WHOLE else f"{self.batch:05d}"
+        return f"{self.cell.slug}/{batch}_{slugify(self.attack)}.json"
+
+    def seed(self, seed: int) -> int:
+        """Return the seed of all that is random in this unit, whoever runs it and when.
+
+        >>> unit = Unit(Cell("m", "static", 0.1, "linf"), 0, "apgd-ce")
+        >>> unit.seed(0) == unit.seed(0) != unit.seed(1)
+        True
+        """
+        digest = hashlib.sha256(f"{seed} {self.file}".encode()).digest()
+        return int.from_bytes(digest[:4], "big")  # every generator takes 32 bits
+
+    def __str__(self) -> str:
+        batch = "all points" if self.batch == WHOLE else f"batch {self.batch}"
+        return f"{self.cell}, {self.attack}, {batch}"
+
+
+def count_batches(attack: str) -> int:
+    """Return the number of batches that a unit of an attack takes."""
+    return 1 if attack in SPECIAL else find_attack(attack).span
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The cells of a run with their attacks, and its batches."""
+    """The cells of a run with their attacks, and its batches.
+
+    updates: number of updates that a cell's defense makes.
+    independent: whether no answer of a cell depends on the rest of its batch.
+    exhaustive: attack also inputs that an earlier attack has broken.
+    """
 
     attacks: Mapping[Cell, Suite]
     updates: Mapping[Cell, int]
-    independent: Mapping[Cell, bool]  # whether no answer depends on the rest of its batch
-    exhaustive: bool  # attack also what an attack before has broken
+    independent: Mapping[Cell, bool]
+    exhaustive: bool = False
     n: int
     batch_size: int
     seed: int
 
     def is_chained(self, cell: Cell) -> bool:
-        """Return True if an attack is given only what the attacks before it left standing."""
+        """Return True if each attack gets only what the attacks before it left standing."""
         return self.independent[cell] and not self.exhaustive
 
     @cached_property
     def points(self) -> tuple[Tensor, ...]:
-        """The points of each batch, as indices of the data set."""
-        return cut(self.n, self.batch_size, self.seed)
+        """Return the points of each batch, as indices of the data set."""
+        return cut_batches(self.n, self.batch_size, seed=self.seed)
 
     @cached_property
     def sizes(self) -> list[int]:
         return [len(batch) for batch in self.points]
 
     def units(self) -> Iterator[Unit]:
-        """All units; those of a batch in the order of the attacks."""
+        """Yield all units, those of a batch in the order of the attacks."""
         for cell, attacks in self.attacks.items():
             for batch in (*range(len(self.sizes)), WHOLE):
                 for attack in attacks:
@@ -60,24 +110,24 @@ class Plan:
                         yield Unit(cell, batch, attack)
 
     def batches(self, attack: str) -> Sequence[int]:
-        """The batches that an attack is run on; where it takes several at a time, the first of them."""
+        """Return the batches of an attack's units; of several at a time, the first."""
         if attack == PROTOCOL:
             return (WHOLE,)
         if attack in (ABOUT, BATTLE):
             return (0,)
         if attack == NATURAL:
             return range(len(self.sizes))
-        kind = attack_named(attack)
-        starts = range(0, len(self.sizes), kind.span)
-        if self._size(starts[0], attack) < kind.least:
+        found = find_attack(attack)
+        starts = range(0, len(self.sizes), found.span)
+        if self._size(starts[0], attack) < found.least:
             return starts[:0]
-        fits = self._size(starts[-1], attack) >= kind.least  # all others are as large as the first
+        fits = self._size(starts[-1], attack) >= found.least  # all others are as large as the first
         return starts if fits else starts[:-1]
 
     def chains(self) -> Iterator[list[Unit]]:
-        """Units that must follow one another; chains can be done in any order, and at once.
+        """Yield units that must follow one another. Chains may run in any order, and at once.
 
-        What takes all points comes first: at the end it would keep one worker, while others wait.
+        A unit that takes all points comes first: at the end, all other workers would wait for it.
         """
         for cell, attacks in self.attacks.items():
             if PROTOCOL in attacks:
@@ -89,11 +139,11 @@ class Plan:
                     here = [unit for unit in here if unit.attack in (ABOUT, BATTLE)]
                 yield from ([unit] for unit in here)
 
-    def settings(self, unit: Unit) -> dict[str, Any]:
+    def options(self, unit: Unit) -> dict[str, Any]:
         return self.attacks[unit.cell][unit.attack]
 
     def forwards(self, unit: Unit) -> float:
-        """About how many images go through the static model, at most."""
+        """Return about how many images go through the static model, at most."""
         size = self._size(unit.batch, unit.attack)
         cost = Forwards(self.updates[unit.cell], size)
         if unit.attack == NATURAL:
@@ -103,17 +153,17 @@ class Plan:
         if unit.attack == BATTLE:
             return min(size, FEW) * (BATTLE_STEPS + ANSWERS_ABOUT / 4) * cost.gradient
         names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
-        return size * sum(attack_named(name).calls(cost, self.settings(unit)) for name in names)
+        options = self.options(unit)
+        return size * sum(find_attack(name).count_forwards(cost, options) for name in names)
 
     def _size(self, batch: int, attack: str) -> int:
-        """How many inputs a unit has."""
+        """Return the number of inputs of a unit."""
         if batch == WHOLE:
             return self.n
-        span = 1 if attack in SPECIAL else attack_named(attack).span
-        return sum(self.sizes[batch : batch + span])
+        return sum(self.sizes[batch : batch + count_batches(attack)])
 
     def to_json(self) -> dict[str, Any]:
-        """For the file of the run, which can then be read without its models."""
+        """Return plain values for the file of the run, so that no models are needed to read it."""
         cells = [
             {
                 **asdict(cell),
@@ -128,28 +178,25 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Plan:
-        attacks, updates, independent = {}, {}, {}
-        for row in content["cells"]:
-            cell = Cell(row["model"], row["defense"], row["eps"], row["norm"])
-            attacks[cell], updates[cell] = row["attacks"], row["updates"]
-            independent[cell] = row["independent"]
-        return cls(
-            attacks, updates, independent, content["exhaustive"], content["n"], content["batch_size"],
-            content["seed"],
-        )  # fmt: skip
+        rows = {Cell(*(row[key] for key in _CELL)): row for row in content["cells"]}
+        fields: dict[str, Any] = {key: value for key, value in content.items() if key != "cells"}
+        for name in ("attacks", "updates", "independent"):
+            fields[name] = {cell: row[name] for cell, row in rows.items()}
+        return cls(**fields)
 
 
+_CELL = ("model", "defense", "eps", "norm")
+
+
+@ignore_low_diversity()
 def make_plan(sources: Sources) -> Plan:
-    """The plan, after all that can be wrong before an attack was looked at: each cell is asked once."""
+    """Return the plan of an evaluation; ask each cell once, so that faults show before long work."""
     evaluation = sources.evaluation
-    attacks: dict[Cell, Suite] = {}
-    updates, independent = {}, {}
-    batches = sources.batches()
-    inputs, _ = sources.read(batches[0][:2])
+    inputs, _ = sources.read(sources.batches()[0][:2])
     dataset = sources.dataset()
-    everyone = dataset.labels
-    if evaluation.with_protocol:
+    if evaluation.has_protocol:
         import_reference()
+    updates, independent = {}, {}
     for cell in evaluation.cells():
         subject = sources.subject(cell)
         try:
@@ -157,48 +204,82 @@ def make_plan(sources: Sources) -> Plan:
                 logits = subject.model(inputs)
             check_logits(logits, inputs)
             refuse_probabilities(subject.model, inputs, logits)
-            check_labels(everyone, logits.shape[1])
+            check_labels(dataset.labels, logits.shape[1])
             dataset.check_outputs(logits.shape[1], owner="the model")
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
-        settings = subject.defense.settings
-        attacks[cell] = _attacks(evaluation, cell, settings, independent=subject.independent)
-        updates[cell] = settings.steps
+        updates[cell] = subject.defense.settings.steps
         independent[cell] = subject.independent
-    return Plan(
-        attacks, updates, independent, evaluation.exhaustive, len(everyone), evaluation.batch_size,
-        evaluation.seed,
-    )  # fmt: skip
+    return _plan(evaluation, len(dataset), updates, independent)
 
 
 def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
-    """The plan of n points as far as it is known without loading anything: for estimates.
+    """Return the plan of n points without loading anything, for estimates.
 
-    A model that sees its batch by itself is not known as such.
+    It takes every model to be independent of its batch.
     """
     settings = {cell: parse_settings(cell.defense) for cell in evaluation.cells()}
+    updates = {cell: one.steps for cell, one in settings.items()}
+    return _plan(evaluation, n, updates, {cell: one.independent for cell, one in settings.items()})
+
+
+def _plan(
+    evaluation: Evaluation, n: int, updates: Mapping[Cell, int], independent: Mapping[Cell, bool]
+) -> Plan:
+    suite = evaluation.find_attacks()
+    attacks = {
+        cell: select_attacks(
+            suite,
+            updates=updates[cell],
+            independent=independent[cell],
+            steps=evaluation.steps,
+            queries=evaluation.queries,
+            protocol=evaluation.has_protocol,
+            battle=evaluation.battle and not cell.static and bool(suite),
+        )
+        for cell in updates
+    }
     return Plan(
-        {
-            cell: _attacks(evaluation, cell, one, independent=one.independent)
-            for cell, one in settings.items()
-        },
-        {cell: one.steps for cell, one in settings.items()},
-        {cell: one.independent for cell, one in settings.items()},
-        evaluation.exhaustive,
-        n,
-        evaluation.batch_size,
-        evaluation.seed,
-    )
-
-
-def _attacks(evaluation: Evaluation, cell: Cell, settings: Settings, *, independent: bool) -> Suite:
-    suite = evaluation.attacks_in(cell.norm)
-    return attacks_on(
-        settings,
-        suite=suite,
+        attacks=attacks,
+        updates=updates,
         independent=independent,
-        steps=evaluation.steps,
-        queries=evaluation.queries,
-        protocol=evaluation.with_protocol,
-        battle=evaluation.battle and not cell.static and bool(suite),
+        exhaustive=evaluation.exhaustive,
+        n=n,
+        batch_size=evaluation.batch_size,
+        seed=evaluation.seed,
     )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Upper bounds for one attack on one cell: units, images through the static model, seconds."""
+
+    cell: Cell
+    attack: str
+    units: int
+    forwards: float
+    seconds: float
+
+
+def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
+    """Return an estimate for each cell and attack, from the time of a few static forwards."""
+    inputs, _ = sources.read(sources.batches()[0])
+    speed = {name: time_forward(sources.model(name), inputs) for name in sources.evaluation.models}
+    groups: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
+    for unit in plan.units():
+        groups[unit.cell, unit.attack].append(plan.forwards(unit))
+    return [
+        Estimate(cell, attack, len(each), sum(each), sum(each) * speed[cell.model])
+        for (cell, attack), each in groups.items()
+    ]
+
+
+def time_forward(model: nn.Module, inputs: Tensor, *, rounds: int = 3) -> float:
+    """Return the seconds of a forward for each image: the fastest round, after one to warm up."""
+    times = []
+    with torch.no_grad():
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            model(inputs).sum().item()  # waits for a GPU too
+            times.append(time.perf_counter() - started)
+    return min(times[1:]) / len(inputs)

@@ -1,25 +1,28 @@
-"""What an evaluation found: accuracies with n and interval, for every model with a defense."""
+"""The numbers of an evaluation: accuracies with n and interval, for every model with a defense."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dent.evaluation.paired import Paired
-from dent.evaluation.units import Cell
+from dent.evaluation.compare import Paired
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import explain_full_disk
 from dent.intervals import wilson
+from dent.storage import replace_file
 
 COLUMNS = ("model", "defense", "eps", "norm", "what", "correct", "n", "percent", "low", "high")
 
 
 @dataclass(frozen=True)
 class Score:
-    """So many of n points are correct.
+    """The number of correct points among n.
 
     >>> score = Score(81, 100)
     >>> score.percent, round(score.low, 1), round(score.high, 1)
@@ -35,12 +38,12 @@ class Score:
 
     @property
     def percent(self) -> float:
-        """nan without points."""
+        """Return the accuracy in %; nan without points."""
         return 100 * self.correct / self.n if self.n else math.nan
 
     @property
     def low(self) -> float:
-        """Where Wilson's 95 % interval begins, in %."""
+        """Return the lower end of Wilson's 95 % interval, in %."""
         return 100 * wilson(self.correct, self.n)[0]
 
     @property
@@ -54,7 +57,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Cost:
-    """What inference costs, beside the static model; None where it could not be measured."""
+    """The cost of inference, beside the static model's; None where it could not be measured."""
 
     flops: float | None = None  # for an input
     static_flops: float | None = None
@@ -63,16 +66,16 @@ class Cost:
 
     @property
     def times_flops(self) -> float | None:
-        """In forwards of the static model.
+        """Return the operations in multiples of the static model's.
 
         >>> Cost(flops=26.0, static_flops=2.0).times_flops
         13.0
         """
-        return _times(self.flops, self.static_flops)
+        return _divide(self.flops, self.static_flops)
 
     @property
     def times_seconds(self) -> float | None:
-        return _times(self.seconds, self.static_seconds)
+        return _divide(self.seconds, self.static_seconds)
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {"times_flops": self.times_flops, "times_seconds": self.times_seconds}
@@ -80,36 +83,36 @@ class Cost:
 
 @dataclass(frozen=True)
 class CellResult:
-    """All that was found for a model with a defense, in a ball.
+    """The numbers of a model with a defense, in a ball.
 
-    Of a run that is not complete, each score is over the batches of which all that it needs is there.
+    If the run is not complete, each score is over the batches that have all units that it needs.
     """
 
     cell: Cell
     natural: Score
-    attacks: dict[str, Score]  # under each, in order; `cumulative` says what that means
+    attacks: dict[str, Score]  # under each attack, in order; see `cumulative`
     cumulative: bool  # later attacks saw only what stood: a score is what stands after all up to it
-    worst: Score  # every attack leaves them correct, and they are without one
-    submitted: Score  # of each batch, under the one attack that leaves fewest correct
+    worst: Score  # points that are correct naturally and under every attack
+    submitted: Score  # for each batch, under the one attack that leaves the fewest points correct
     direct: Score  # the worst case without the attacks made for adaptation
-    protocol: Score | None = None  # the reference AutoAttack, batches of its own making
+    protocol: Score | None = None  # the reference AutoAttack, which makes its own batches
     gap: float | None = None  # claimed minus worst, in percentage points, on the points of both
     scenarios: dict[str, Score] = field(default_factory=dict)  # other batches, or a part of them
-    alone: dict[str, int] | None = None  # points of `worst` that no other attack breaks
+    alone: dict[str, int] | None = None  # number of points that no other attack breaks
     cost: Cost | None = None
     findings: tuple[dict[str, Any], ...] = ()  # name, message, figures
-    versus_static: Paired | None = None  # the worst case beside that of the static model, which is first
+    versus_static: Paired | None = None  # the worst case (second) beside the static model's (first)
     missing: tuple[str, ...] = ()  # units that failed, with the error, or were not done
-    kinds: dict[str, str] = field(default_factory=dict)  # of the attacks: direct or adaptive
+    kinds: dict[str, str] = field(default_factory=dict)  # direct or adaptive, for each attack
     independent: bool = True  # no answer depends on the rest of its batch
-    batch_of: dict[int, int] = field(default_factory=dict, repr=False)  # of every point that was judged
-    battle: dict[str, Any] | None = field(default=None, repr=False)  # as `record_battle` has it
+    batch_of: dict[int, int] = field(default_factory=dict, repr=False)  # batch of each point
+    battle: dict[str, Any] | None = field(default=None, repr=False)  # see `record_battle`
     points: dict[int, bool] = field(default_factory=dict, repr=False)  # in the worst case, by index
     points_natural: dict[int, bool] = field(default_factory=dict, repr=False)
 
     @property
     def claimed(self) -> Score | None:
-        """What one would say it is worth: by the paper's protocol, else by direct attacks."""
+        """Return what a paper would report: by the paper's protocol, else under direct attacks."""
         if self.protocol is not None:
             return self.protocol
         return self.direct if "direct" in self.kinds.values() else None
@@ -120,7 +123,7 @@ class CellResult:
         return len({self.batch_of[point] for point in self.points})
 
     def scores(self) -> Iterator[tuple[str, Score]]:
-        """Every score with its name, one after the other."""
+        """Yield every score with its name."""
         yield "natural", self.natural
         yield from self.attacks.items()
         yield from self.scenarios.items()
@@ -131,7 +134,7 @@ class CellResult:
         yield "submitted worst case", self.submitted
 
     def to_json(self, *, points: bool = False) -> dict[str, Any]:
-        """As `Results.to_json` has it."""
+        """Return plain values: see `Results.to_json`."""
         scores = {"natural": self.natural, "direct": self.direct, "worst": self.worst}
         scores |= {"submitted": self.submitted}
         attacks = {
@@ -168,71 +171,74 @@ class Results:
     """The results of a run."""
 
     cells: tuple[CellResult, ...]
-    about: dict[str, Any] = field(default_factory=dict)  # what was asked: data, n, suite, seed, ...
-    folder: Path | None = None
+    about: dict[str, Any] = field(default_factory=dict)  # what was asked, plan, digests, versions
+    folder: Path | None = None  # None if the run was not kept
 
     @property
     def complete(self) -> bool:
-        """Whether every unit was done."""
+        """Return True if every unit was done."""
         return not any(cell.missing for cell in self.cells)
 
-    def without_folder(self) -> Results:
-        """The same, of a run of which nothing is kept."""
-        return replace(self, folder=None)
-
     def to_json(self, *, points: bool = False) -> dict[str, Any]:
-        """All of it as plain values for `json.dumps`; numbers that are not known are None.
+        """Return all numbers as plain values for `json.dumps`; unknown numbers are None.
 
-        `about` is what was asked, `complete` whether all of it was done, `cells` a list of: `model`,
-        `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and `protocol`;
-        `attacks` and `scenarios`, scores by name; `cumulative`; `independent`; `batches`; `gap`;
-        `versus_static`; `cost`; `findings`; `missing`. Every score has `correct`, `n`, `percent`, `low`
-        and `high`; that of an attack has its `kind`, and with `alone` the number of points that it
-        alone breaks. `p` is None where too few batches support one, and `why_no_p` says so.
+        `about` is what was asked, `complete` is True if all of it was done, `cells` is a list of:
+        `model`, `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and
+        `protocol`; `attacks` and `scenarios`, scores by name; `cumulative`; `independent`; `batches`;
+        `gap`; `versus_static`; `cost`; `findings`; `missing`. A score has `correct`, `n`, `percent`,
+        `low` and `high`; that of an attack also has its `kind`, and as `alone` the number of points
+        that it alone breaks. `p` is None where too few batches support one, and `why_no_p` says so.
 
-        points: also which points are correct, a digit for each index, in the worst case and naturally.
+        points: also return the verdicts, a digit for each index, in the worst case and naturally.
         """
-        cells = [_plain(cell.to_json(points=points)) for cell in self.cells]
-        return {"about": _plain(self.about), "complete": self.complete, "cells": cells}
+        cells = [_to_plain(cell.to_json(points=points)) for cell in self.cells]
+        return {"about": _to_plain(self.about), "complete": self.complete, "cells": cells}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row for every cell and score, with the keys `COLUMNS`."""
+        return [
+            {**asdict(cell.cell), "what": what, **score.to_json()}
+            for cell in self.cells
+            for what, score in cell.scores()
+        ]
 
     def to_dataframe(self) -> Any:
-        """A pandas DataFrame with a row for every cell and score (extra `pandas`)."""
+        """Return the rows as a pandas DataFrame (extra `pandas`)."""
         try:
             import pandas  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError as error:
             raise ImportError("pandas is missing: pip install 'dent-defense[pandas]'") from error
         return pandas.DataFrame(self.rows(), columns=list(COLUMNS))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one row for every cell and score, with the keys `COLUMNS`.
-
-        The percentage of no points is None.
-        """
-        made = []
-        for cell in self.cells:
-            place = asdict(cell.cell)
-            made += [{**place, "what": what, **score.to_json()} for what, score in cell.scores()]
-        return made
-
     def to_csv(self) -> str:
-        """Return the rows as CSV, for a spreadsheet."""
+        """Return the rows as CSV."""
         file = io.StringIO()
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows())
         return file.getvalue()
 
+    def write(self, folder: Path) -> None:
+        """Write results.json and results.csv."""
+        texts = {
+            "results.json": json.dumps(self.to_json(), indent=2) + "\n",
+            "results.csv": self.to_csv(),
+        }
+        for name, text in texts.items():
+            with explain_full_disk(folder), replace_file(folder / name) as file:
+                file.write(text.encode())
 
-def _times(cost: float | None, static: float | None) -> float | None:
+
+def _divide(cost: float | None, static: float | None) -> float | None:
     return cost / static if cost is not None and static else None
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has a form for."""
+def _to_plain(value: Any) -> Any:
+    """Return a value that JSON can hold; nan becomes None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value

@@ -16,11 +16,10 @@ import torch
 
 from dent.data import open_data
 from dent.evaluation import Evaluation
-from dent.evaluation.engines import ENGINES, kept
-from dent.evaluation.estimate import seconds_per_image
-from dent.evaluation.run import Progress, run
+from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation, share_ray
+from dent.evaluation.plan import time_forward
 from dent.evaluation.sources import Sources
-from dent.evaluation.store import RUN, room
+from dent.evaluation.store import RUN, explain_full_disk
 from dent.models import ROBUSTBENCH, build, load_model
 from dent.models.robustbench import list_folders, shorten_id
 from dent.names import lookup
@@ -72,12 +71,12 @@ def reproduce(
         raise ValueError(f"nothing of this can be loaded: {'; '.join(dict.fromkeys(troubles.values()))}")
     waiting = {key: one for key, one in asked.items() if key not in troubles}
     total, done = sum(cost for _, cost in waiting.values()), 0.0
-    with kept(engine, threads=threads, workers=workers, address=ray_address, device=device):
+    with share_ray(engine, threads=threads, workers=workers, address=ray_address, device=device):
         while waiting:
             busy = {}
             for key, (evaluation, cost) in waiting.items():
                 try:
-                    run(
+                    run_evaluation(
                         Sources(evaluation),
                         folder / CELLS / key,
                         progress=_scale_progress(progress, done, cost, total),
@@ -98,7 +97,7 @@ def reproduce(
                 time.sleep(PAUSE)
             waiting = busy
     results = gather(scale, folder, seed=seed, device=device, troubles=troubles)
-    with room(folder), replace_file(folder / RESULTS) as file:
+    with explain_full_disk(folder), replace_file(folder / RESULTS) as file:
         file.write(json.dumps(results.to_json()).encode() + b"\n")
     return results
 
@@ -238,7 +237,7 @@ def _time_model(work: Work, device: str) -> tuple[float | None, str | None]:
                 return None, trouble
             model = build(work.architecture)
     inputs = torch.rand(IMAGES, 3, *[_find_image_size(work)] * 2, device=device)
-    return seconds_per_image(model.to(device).eval(), inputs), trouble
+    return time_forward(model.to(device).eval(), inputs), trouble
 
 
 def _find_image_size(work: Work) -> int:

@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dent.evaluation import Evaluation, load_results, make_evaluation
-from dent.evaluation.attacks import kind_of
-from dent.evaluation.paired import paired
+from dent.evaluation import Evaluation, load_results
+from dent.evaluation.attacks import find_attack
+from dent.evaluation.compare import pair_points
+from dent.evaluation.pipeline import load_points
 from dent.evaluation.plan import sketch_plan
 from dent.evaluation.results import Cost, Score
-from dent.evaluation.run import load_points
 from dent.paper.scales import Scale, Work, find_scale, resolve
 from dent.paper.tables import MEASURES, Ask, PaperTable, PublishedNumber, tables
 
@@ -45,7 +45,7 @@ class JudgedCell:
 
     @property
     def evaluation(self) -> Evaluation:
-        return make_evaluation(self.asked)
+        return Evaluation(**self.asked)
 
     def points(self, name: str, *, cumulative: bool = False) -> Points | None:
         """Return which points are correct naturally or under an attack; None if this was not judged.
@@ -202,7 +202,7 @@ def measure(
         return Measurement(number, work, value=value, missing=missing)
     name = "claimed" if ask.measure == "adversarial" else ask.measure
     # The paper's numbers under AutoAttack's attacks are what all attacks up to each one leave.
-    cumulative = ask.measure not in MEASURES and kind_of(ask.measure) == "direct"
+    cumulative = ask.measure not in MEASURES and find_attack(ask.measure).kind == "direct"
     points = cell.points(name, cumulative=cumulative)
     if points is None:
         return Measurement(number, work, missing=_explain_missing(cell))
@@ -210,7 +210,7 @@ def measure(
         before = other.points(name, cumulative=cumulative) if other else None
         if before is None:
             return Measurement(number, work, missing=_explain_missing(other))
-        gain = paired(before, points)
+        gain = pair_points(before, points)
         if not gain.n:
             return Measurement(number, work, missing=f"no points in common with {ask.minus}")
         value, low, high = gain.difference, gain.low, gain.high
@@ -225,7 +225,7 @@ def _has_worst_case(ask: Ask) -> bool:
     """Return False for natural inputs, and for mixed batches, which are not the deployed ones."""
     if ask.measure in MEASURES:
         return ask.measure == "adversarial"
-    return kind_of(ask.measure) != "scenario"
+    return find_attack(ask.measure).kind != "scenario"
 
 
 def _explain_missing(cell: JudgedCell | None) -> str:
@@ -318,7 +318,7 @@ def load_reproduction(path: Path) -> Reproduction:
 
 def make_work_evaluation(work: Work, *, seed: int, device: str) -> Evaluation:
     """Return the evaluation of a piece of work."""
-    return make_evaluation(
+    return Evaluation(
         models=(work.model,),
         defenses=(work.defense,),
         suite="none",

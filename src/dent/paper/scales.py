@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from dent.declared import Declared
 from dent.defense.dent.settings import PRESETS
 from dent.defense.text import format_defense
-from dent.evaluation.suites import attack_text
+from dent.evaluation.suites import format_attack
 from dent.names import lookup
 from dent.paper.tables import FOLDER, SETS, Ask, AttackSet, find_table, read_mapping
 from dent.texts import parse_text
@@ -30,8 +30,8 @@ def _read_tuple(value: Any) -> Any:
 
 
 def _read_attacks(value: Any) -> Any:
-    """Return attacks with their settings in the order in which `attack_text` writes them."""
-    return tuple(map(attack_text, value)) if isinstance(value, list | tuple) else value
+    """Return attacks with their settings in the order in which `format_attack` writes them."""
+    return tuple(map(format_attack, value)) if isinstance(value, list | tuple) else value
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_read_tuple)]
@@ -213,7 +213,7 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
 
 
 def _set_steps(text: str, steps: int) -> str:
-    return attack_text(f"{text}{',' if ':' in text else ':'}steps={steps}")
+    return format_attack(f"{text}{',' if ':' in text else ':'}steps={steps}")
 
 
 def _limit_updates(defense: str, most: int | None) -> str:

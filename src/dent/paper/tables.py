@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from dent.declared import Declared, Number, raise_faults, read_number
 from dent.defense.text import format_defense
-from dent.evaluation.attacks import attack_named
+from dent.evaluation.attacks import find_attack
 from dent.names import lookup
 
 FOLDER = Path(__file__).parent / "data"
@@ -176,7 +176,7 @@ def parse_ball(text: Any) -> tuple[str, float]:
 
 def _check_measure(name: str) -> str:
     if name not in MEASURES:
-        attack_named(name)
+        find_attack(name)
     return name
 
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from dent.evaluation.paired import Paired, Z, paired
+from dent.evaluation.compare import Paired, Z, pair_points
 from dent.paper.results import Points
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
@@ -88,7 +88,7 @@ def subtract(first: Figure, second: Figure, share: float = 1.0) -> Difference:
         return Difference(first, share * second, difference, difference)
     if isinstance(first, float) or isinstance(second, float):
         raise TypeError("expected two accuracies or two other figures, got one of each")
-    pair = paired(second, first)
+    pair = pair_points(second, first)
     low, high = (pair.low, pair.high) if share == 1 else _find_interval(pair, share)
     return Difference(pair.second, share * pair.first, low, high, pair.n, pair.mcnemar)
 

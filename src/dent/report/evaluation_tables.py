@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dent.evaluation.compare import Comparison
-from dent.evaluation.paired import Paired
+from dent.evaluation.compare import ComparedCells, Paired
 from dent.evaluation.results import CellResult, Results, Score
-from dent.evaluation.units import Cell
+from dent.evaluation.spec import Cell
 from dent.report.blocks import EMPTY, Group, Mark, Note, Table, Value, count_value
 from dent.report.format import (
     format_ball,
@@ -215,7 +214,7 @@ def _order_names(results: Results, list_names: Callable[[CellResult], list[str]]
     return list(dict.fromkeys(name for names in each for name in names))
 
 
-def comparison_table(rows: Sequence[Comparison]) -> Table:
+def comparison_table(rows: Sequence[ComparedCells]) -> Table:
     """Return two runs side by side, on the same points."""
     groups: dict[tuple[Cell, Cell], list[list[Value]]] = {}
     for row in rows:

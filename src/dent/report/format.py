@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dent.evaluation.units import eps_text
+from dent.evaluation.spec import format_eps
 
 NOTHING = "-"  # stands where there is no number
 
@@ -16,7 +16,7 @@ def format_ball(norm: str, eps: float) -> str:
     >>> format_ball("linf", 8 / 255)
     'linf 8/255'
     """
-    return f"{norm} {eps_text(eps)}"
+    return f"{norm} {format_eps(eps)}"
 
 
 def format_number(value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from dent.evaluation.attacks import kind_of
+from dent.evaluation.attacks import find_attack
 from dent.evaluation.results import Score
 from dent.paper.claims import Judgment, judge_claims
 from dent.paper.results import Measurement, Reproduction
@@ -176,7 +176,7 @@ def _list_attacks(works: Sequence[Work]) -> Iterator[Note]:
     added: dict[str, dict[str, None]] = {}
     for text in (text for work in works for text in work.attacks):
         name = text.partition(":")[0]
-        kinds = added if kind_of(name) == "adaptive" else own
+        kinds = added if find_attack(name).kind == "adaptive" else own
         kinds.setdefault(name, {})[text] = None
     reference = ["the reference AutoAttack, re-batching included"] * any(one.protocol for one in works)
     if shown := reference + [_join_range(list(texts)) for texts in own.values()]:

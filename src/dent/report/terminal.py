@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from dent.evaluation.compare import Comparison
-from dent.evaluation.estimate import Estimate
+from dent.evaluation.compare import ComparedCells
+from dent.evaluation.plan import Estimate
 from dent.evaluation.results import Results
 from dent.paper.claims import Judgment
 from dent.paper.reproduce import WorkEstimate
@@ -49,7 +49,7 @@ def show_results(results: Results) -> None:
         console.print()
 
 
-def show_comparison(rows: Sequence[Comparison]) -> None:
+def show_comparison(rows: Sequence[ComparedCells]) -> None:
     """Print the second of two runs beside the first."""
     _print_table(comparison_table(rows), Console(highlight=False))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dent.evaluation.results import Results
-from dent.evaluation.store import room
+from dent.evaluation.store import explain_full_disk
 from dent.paper.results import Reproduction
 from dent.report.blocks import Page, Plot
 from dent.report.evaluation import evaluation_page, results_markdown
@@ -32,7 +32,7 @@ def write_page(results: Results | Reproduction, file: Path, *, pictures: Path | 
 
 def write_markdown(results: Results, folder: Path) -> None:
     """Write report.md into the folder of an evaluation."""
-    with room(folder):
+    with explain_full_disk(folder):
         _write(folder / "report.md", results_markdown(results))
 
 

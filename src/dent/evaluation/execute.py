@@ -1,0 +1,330 @@
+"""Run one unit: attack a batch of a cell, submit the result, and see what stands. The local engine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dent.attacks import AttackResult, Finding, autoattack
+from dent.attacks.adaptive import PartResult
+from dent.attacks.checks import check_logits
+from dent.attacks.findings import inspect_model
+from dent.attacks.norms import lengths
+from dent.evaluation.attacks import ATTACKS, Subject, find_attack
+from dent.evaluation.battle import record_battle
+from dent.evaluation.cost import measure_cost
+from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit, count_batches
+from dent.evaluation.results import Score
+from dent.evaluation.sources import Sources, ignore_low_diversity, preserve_rng
+from dent.evaluation.spec import Cell, Evaluation
+from dent.evaluation.store import Outcome, UnitResult
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL
+from dent.names import lookup
+from dent.storage import replace_file
+
+TOLERANCE = 1e-5  # of a distance, for rounding
+ROUNDS = 3  # number of timed forwards
+
+
+class OutOfBallError(ValueError):
+    """An attack wants to submit what the rules do not allow: the run stops."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit with the options of its attack.
+
+    standing: which points of the batch the attacks before it left; None if it gets all.
+    """
+
+    unit: Unit
+    options: dict[str, Any]
+    standing: tuple[bool, ...] | None = None
+
+
+@ignore_low_diversity()
+def execute_task(task: Task, sources: Sources) -> UnitResult:
+    """Return the result of a unit. Any error becomes the unit's, unless it breaks the rules.
+
+    All that is random is seeded by the unit, also what models draw by themselves.
+    """
+    started = time.perf_counter()
+    try:
+        with seed_unit(task.unit, sources.evaluation):
+            sources.subject(task.unit.cell)  # what loading draws is not the unit's
+        with seed_unit(task.unit, sources.evaluation):
+            outcome, took = _execute(task, sources)
+    except OutOfBallError:
+        raise
+    except Exception as error:
+        message = " ".join(str(error).split()) or "no message"
+        return UnitResult(task.unit, error=f"{type(error).__name__}: {message}")
+    return UnitResult(task.unit, outcome, took={"seconds": time.perf_counter() - started, **took})
+
+
+@contextmanager
+def seed_unit(unit: Unit, evaluation: Evaluation) -> Iterator[None]:
+    """Seed torch by the unit within, and restore its random state at the end."""
+    with preserve_rng(evaluation.device):
+        torch.manual_seed(unit.seed(evaluation.seed))
+        yield
+
+
+def _execute(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
+    unit = task.unit
+    subject = sources.subject(unit.cell)
+    indices = find_points(unit, sources.batches())
+    inputs, labels = sources.read(indices)
+    if unit.attack == ABOUT:
+        return _measure_cell(subject, sources, inputs, labels)
+    if unit.attack == BATTLE:
+        return _record_battle(unit, subject, sources, indices, inputs, labels), {}
+    if unit.attack == PROTOCOL:
+        return _run_protocol(task, subject, sources, indices, inputs, labels), {}
+    standing = torch.ones_like(labels, dtype=torch.bool)
+    if task.standing is not None:
+        standing = torch.tensor(task.standing, device=labels.device)
+    result, correct = attack_batch(task, subject, inputs, labels, standing, sources.evaluation.seed)
+    if _is_scenario(unit.attack):
+        part = result.part if isinstance(result, PartResult) else torch.ones_like(result.success)
+        counts = part.cpu()
+        return _make_outcome(indices[counts], correct.cpu()[counts], result), {}
+    outcome = _make_outcome(
+        indices, correct & standing, result,
+        given=standing, queries=result.queries + len(inputs),
+        largest=_find_largest(result.inputs, inputs, unit.cell.norm),
+    )  # fmt: skip
+    return outcome, {}
+
+
+def _make_outcome(
+    indices: Tensor, correct: Tensor, result: AttackResult, *, given: Tensor | None = None, **others: Any
+) -> Outcome:
+    given = torch.ones_like(correct) if given is None else given
+    figures = {"queries": result.queries, "gradients": result.gradients} | others
+    points, bits, attacked = (tuple(one.tolist()) for one in (indices, correct, given))
+    return Outcome(points, bits, attacked, **figures)
+
+
+def attack_batch(
+    task: Task, subject: Subject, inputs: Tensor, labels: Tensor, standing: Tensor, seed: int
+) -> tuple[AttackResult, Tensor]:
+    """Attack a batch; return the result, and which inputs of it the model gets right.
+
+    The result is submitted as deployed: the whole batch, once, from a clean state. A scenario is
+    another batch than the deployed one, and keeps the answers of its attack.
+    """
+    unit = task.unit
+    attack = None if unit.attack == NATURAL else find_attack(unit.attack)
+    if attack is None or not standing.any():
+        result = AttackResult(inputs, torch.zeros_like(standing), inputs.new_empty(0), 0, 0)
+    else:
+        result = attack.run(
+            subject, inputs, labels, mask=standing, eps=unit.cell.eps, norm=unit.cell.norm,
+            seed=unit.seed(seed), **task.options,
+        )  # fmt: skip
+    eps = math.inf if attack and attack.is_free else unit.cell.eps
+    check_in_ball(result.inputs, inputs, eps=eps, norm=unit.cell.norm, of=str(unit))
+    if _is_scenario(unit.attack):
+        return result, ~result.success
+    with torch.no_grad():
+        logits = subject.model(result.inputs)
+    check_logits(logits, inputs)  # NaN is no answer, though it has a largest
+    return result, logits.argmax(1).eq(labels)
+
+
+def _is_scenario(attack: str) -> bool:
+    return attack != NATURAL and find_attack(attack).kind == "scenario"
+
+
+def find_points(unit: Unit, batches: tuple[Tensor, ...]) -> Tensor:
+    """Return the indices of a unit's points, in the order of the batch."""
+    if unit.batch == WHOLE:
+        return torch.cat(batches)
+    return torch.cat(batches[unit.batch : unit.batch + count_batches(unit.attack)])
+
+
+def check_in_ball(points: Tensor, inputs: Tensor, *, eps: float, norm: str, of: str) -> None:
+    """Raise OutOfBallError if points lie outside of the ball or of [0, 1]."""
+    distance = _find_largest(points, inputs, norm)
+    if not distance <= eps + TOLERANCE * max(eps, 1):
+        raise OutOfBallError(
+            f"{of}: a perturbation of {distance:g} left the ball of {eps:g}; nothing is scored"
+        )
+    low, high = (float(bound) for bound in torch.aminmax(points))
+    if not (low >= 0 and high <= 1):
+        raise OutOfBallError(f"{of}: values from {low:g} to {high:g} left [0, 1]; nothing is scored")
+
+
+def _find_largest(points: Tensor, inputs: Tensor, norm: str) -> float:
+    return float(lengths(points - inputs, norm).max()) if len(inputs) else 0.0
+
+
+def _run_protocol(
+    task: Task, subject: Subject, sources: Sources, indices: Tensor, inputs: Tensor, labels: Tensor
+) -> Outcome:
+    """Run the reference AutoAttack, which makes its own batches: for comparison alone."""
+    result = autoattack(
+        subject.model, inputs, labels, eps=task.unit.cell.eps, norm=task.unit.cell.norm,
+        engine="reference", batch_size=sources.evaluation.batch_size, joint=False,
+        seed=task.unit.seed(sources.evaluation.seed), **task.options,
+    )  # fmt: skip
+    largest = _find_largest(result.inputs, inputs, task.unit.cell.norm)
+    return _make_outcome(indices, ~result.broken, result, largest=largest)
+
+
+def _record_battle(
+    unit: Unit, subject: Subject, sources: Sources, indices: Tensor, inputs: Tensor, labels: Tensor
+) -> Outcome:
+    names = sources.dataset().classes
+    with torch.no_grad():
+        count = subject.static(inputs[:FEW]).shape[1]
+    battle = record_battle(
+        subject, inputs[:FEW], labels[:FEW], eps=unit.cell.eps, norm=unit.cell.norm,
+        seed=unit.seed(sources.evaluation.seed), steps=BATTLE_STEPS, points=indices[:FEW].tolist(),
+        classes=names if len(names) == count else None,  # images may have fewer than the model knows
+    )  # fmt: skip
+    return Outcome(battle=battle)
+
+
+def _measure_cell(
+    subject: Subject, sources: Sources, inputs: Tensor, labels: Tensor
+) -> tuple[Outcome, dict[str, float]]:
+    """Measure the cost of a cell, and look for signs that its numbers may mislead."""
+    few = inputs[:FEW]
+    figures, took = measure_cost(subject.model, subject.static, few, rounds=ROUNDS)
+    findings = [*inspect_model(subject.model, few, labels[:FEW]), *_inspect_batches(subject, sources)]
+    return Outcome(figures=figures, findings=tuple(asdict(one) for one in findings)), took
+
+
+def _inspect_batches(subject: Subject, sources: Sources) -> Iterator[Finding]:
+    """Yield findings if batches are of the kind that information maximization cannot use.
+
+    It wants different classes in a batch. It makes them up where there is one class, and has no
+    effect on a batch of one.
+    """
+    settings = subject.defense.settings
+    if not settings.steps or settings.objective != "information-maximization":
+        return
+    labels = sources.dataset().labels
+    batches = [labels[batch] for batch in sources.batches()]
+    if single := sum(len(batch) == 1 for batch in batches):
+        yield Finding(
+            "batch of one",
+            "information maximization does nothing on a batch of one input: the answers there are those "
+            "of the static model, at the cost of the defense",
+            {"batches": float(single)},
+        )
+    if same := sum(len(batch) > 1 and len(batch.unique()) == 1 for batch in batches):
+        yield Finding(
+            "batch of one class",
+            "information maximization spreads answers over the classes: natural accuracy falls on "
+            "batches of a single class",
+            {"batches": float(same)},
+        )
+
+
+class Engine(Protocol):
+    """Run tasks, and return each when it is finished, in any order."""
+
+    slots: int  # number of tasks that it wants at once
+
+    def submit(self, task: Task) -> None: ...
+
+    def wait(self) -> UnitResult:
+        """Wait for one of the tasks."""
+        ...
+
+
+class LocalEngine:
+    """Run one task after the other, in this process."""
+
+    slots = 1
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._tasks: deque[Task] = deque()
+
+    def submit(self, task: Task) -> None:
+        self._tasks.append(task)
+
+    def wait(self) -> UnitResult:
+        return execute_task(self._tasks.popleft(), self._sources)
+
+
+@dataclass(frozen=True)
+class AdversarialData:
+    """Images that an attack made, in the order of the data set, and the answers to them."""
+
+    cell: Cell
+    images: Tensor
+    labels: Tensor
+    natural: Tensor  # which natural images are right
+    correct: Tensor  # which adversarial images are right, as submitted
+
+    def scores(self) -> dict[str, Score]:
+        return {
+            name: Score(int(one.sum()), len(one))
+            for name, one in (("natural", self.natural), ("attacked", self.correct))
+        }
+
+    def save(self, path: Path) -> None:
+        """Write images, labels and verdicts to an .npz, which can be read as data."""
+        with replace_file(path) as file:
+            np.savez(
+                file,
+                images=self.images.numpy(),
+                labels=self.labels.numpy(),
+                natural_correct=self.natural.numpy(),
+                correct=self.correct.numpy(),
+            )
+
+
+@ignore_low_diversity()
+def attack_data(
+    sources: Sources,
+    attack: str,
+    options: dict[str, Any] | None = None,
+    progress: Callable[[float, float | None, str], None] | None = None,
+) -> AdversarialData:
+    """Attack the one cell of an evaluation, batch by batch, and keep the images."""
+    lookup("attack", attack, {name: one for name, one in ATTACKS.items() if one.kind != "scenario"})
+    cells = sources.evaluation.cells()
+    if len(cells) != 1:
+        raise ValueError(
+            f"expected one model and one defense, got {len(cells)}: {'; '.join(map(str, cells))}"
+        )
+    (cell,), batches, seed = cells, sources.batches(), sources.evaluation.seed
+    subject = sources.subject(cell)
+    if ATTACKS[attack].needs_updates and not subject.defense.settings.steps:
+        raise ValueError(f"{attack} is for defenses that make updates, and {cell.defense} makes none")
+    options = ATTACKS[attack].read_options(options or {})
+    with torch.no_grad():
+        count = subject.static(sources.read(batches[0][:2])[0]).shape[1]
+    sources.dataset().check_outputs(count, owner=cell.model)
+    images: list[Tensor] = []
+    verdicts: dict[str, list[Tensor]] = {NATURAL: [], attack: []}
+    for number, batch in enumerate(batches):
+        if progress:
+            progress(number, len(batches), f"batch {number + 1} of {len(batches)}")
+        inputs, labels = sources.read(batch)
+        everyone = torch.ones_like(labels, dtype=torch.bool)
+        for name, correct in verdicts.items():
+            task = Task(Unit(cell, number, name), {} if name == NATURAL else options)
+            with seed_unit(task.unit, sources.evaluation):
+                result, right = attack_batch(task, subject, inputs, labels, everyone, seed)
+            correct.append(right.cpu())
+        images.append(result.inputs.cpu())
+    order = torch.cat(batches).argsort()
+    made, before, after = (torch.cat(parts)[order] for parts in (images, *verdicts.values()))
+    return AdversarialData(cell, made, sources.dataset().labels, before, after)

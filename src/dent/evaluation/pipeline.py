@@ -1,0 +1,263 @@
+"""The run of an evaluation: spec, plan, execute, store, score."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dent.data import Dataset, from_arrays, take_first
+from dent.evaluation.execute import Engine, LocalEngine, Task
+from dent.evaluation.plan import Plan, Unit, make_plan
+from dent.evaluation.results import Results
+from dent.evaluation.score import Points, Tally, collect_points, make_tallies, summarize
+from dent.evaluation.sources import Sources, digest_data
+from dent.evaluation.spec import Cell, Evaluation
+from dent.evaluation.store import RUN, Store, UnitResult, read_run
+from dent.evaluation.suites import SPECIAL
+from dent.names import lookup
+from dent.storage import lock_folder
+
+Progress = Callable[[float, float | None, str], None]
+ENGINES = {"here": "this process", "ray": "workers of Ray"}
+
+
+def evaluate(
+    models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | None = None,
+    defenses: str | Sequence[str] | None = None,
+    *,
+    data: str | Path | Dataset | tuple[Tensor, Tensor] | None = None,
+    out: str | Path | None = None,
+    engine: str = "here",
+    threads: int | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    progress: Progress | None = None,
+    on_unit: Callable[[UnitResult], None] | None = None,
+    **settings: Any,
+) -> Results:
+    """Attack models with and without defenses, and return what stands.
+
+    models: names (see `load_model`), or models in memory, one or by name. They are never changed.
+    data: a name (see `load_data`), a `Dataset`, or images in [0, 1] with labels. Images in memory are
+        all used, unless n is given.
+    out: folder of the run. The same call resumes a run that was stopped. Without a folder, nothing is
+        kept.
+    engine: "here", or "ray" for workers of Ray on this machine or, by `ray_address`, on a cluster.
+    threads: number of threads of each worker (default: 1 with Ray, torch's own here).
+    workers: number of Ray workers (default: as many as there is room for).
+    on_unit: called with the result of each unit.
+    settings: fields of `Evaluation`.
+
+    >>> results = evaluate("resnet20-at", ["static"], n=4, steps=1)
+    >>> [cell.worst.n for cell in results.cells]
+    [4]
+    """
+    names, given = _name_models(models)
+    images = _make_dataset(data, settings.get("n"))
+    if images is not None:
+        settings.setdefault("n", None)
+    name = None if data is None else str(data) if images is None else images.name
+    asked = {"models": names, "defenses": defenses, "data": name}
+    evaluation = Evaluation(
+        **{key: value for key, value in asked.items() if value is not None} | settings
+    )
+    with TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        results = run_evaluation(
+            Sources(evaluation, given, images), Path(folder), engine=engine, threads=threads,
+            workers=workers, ray_address=ray_address, progress=progress, on_unit=on_unit,
+        )  # fmt: skip
+    return results if out is not None else replace(results, folder=None)
+
+
+def run_evaluation(
+    sources: Sources,
+    folder: Path,
+    *,
+    engine: str = "here",
+    threads: int | None = None,
+    workers: int | None = None,
+    ray_address: str | None = None,
+    progress: Progress | None = None,
+    on_unit: Callable[[UnitResult], None] | None = None,
+) -> Results:
+    """Run the units that are not done yet, and return the numbers of all."""
+    lookup("engine", engine, ENGINES)
+    store = Store(folder)
+    store.refuse_foreign()
+    with lock_folder(folder, doing="evaluates"):
+        plan = make_plan(sources)
+        about = describe_run(sources, plan, progress)
+        store.begin(about)
+        tallies = make_tallies(plan)
+        for result in store.read(plan.units(), tidy=True):
+            tallies[result.unit.cell].add(result)
+        todo = {unit for unit in plan.units() if not tallies[unit.cell].has(unit)}
+        if todo:
+            with start_engine(
+                engine, sources, threads=threads, workers=workers, address=ray_address
+            ) as working:
+                for result in run_units(plan, tallies, working, todo, progress):
+                    store.write(result)
+                    if on_unit:
+                        on_unit(result)
+        results = summarize(tallies, about, folder)
+        results.write(folder)
+    return results
+
+
+@contextmanager
+def start_engine(
+    engine: str, sources: Sources, *, threads: int | None, workers: int | None, address: str | None
+) -> Iterator[Engine]:
+    """Start what runs the tasks: this process, or workers of Ray."""
+    if engine == "ray":
+        from dent.evaluation.ray_engine import start_workers
+
+        with start_workers(sources, threads=threads or 1, workers=workers, address=address) as started:
+            yield started
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield LocalEngine(sources)
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def share_ray(
+    engine: str, *, threads: int | None, workers: int | None, address: str | None, device: str
+) -> Iterator[None]:
+    """Start Ray once for all runs within, if Ray is the engine."""
+    if engine != "ray":
+        yield
+        return
+    from dent.evaluation.ray_engine import connect_ray
+
+    with connect_ray(threads=threads or 1, workers=workers, address=address, device=device):
+        yield
+
+
+def run_units(
+    plan: Plan,
+    tallies: Mapping[Cell, Tally],
+    engine: Engine,
+    todo: set[Unit],
+    progress: Progress | None = None,
+) -> Iterator[UnitResult]:
+    """Give the engine the units that are ready, and yield and tally their results.
+
+    A unit of a chain is ready when the unit before it is done. A unit that failed counts as if it had
+    broken nothing.
+    """
+    total = sum(map(plan.forwards, todo))
+    forwards = 0.0
+    waiting = ([unit for unit in chain if unit in todo] for chain in plan.chains())
+    chains = filter(None, waiting)  # made one at a time, however many there are
+    follows: dict[Unit, list[Unit]] = {}
+
+    def submit(chain: list[Unit]) -> None:
+        unit, *follows[unit] = chain
+        needs_rest = plan.is_chained(unit.cell) and unit.attack not in SPECIAL
+        standing = tallies[unit.cell].find_standing(unit) if needs_rest else None
+        engine.submit(Task(unit, plan.options(unit), standing))
+
+    while True:
+        while len(follows) < engine.slots and (chain := next(chains, None)):
+            submit(chain)
+        if not follows:
+            return
+        if progress:
+            progress(forwards, total, str(next(iter(follows))))
+        result = engine.wait()
+        tallies[result.unit.cell].add(result)
+        yield result
+        forwards += plan.forwards(result.unit)
+        if rest := follows.pop(result.unit):
+            submit(rest)
+
+
+def load_results(folder: str | Path) -> Results:
+    """Return the results of a run as far as it is done."""
+    about, tallies = _load_tallies(Path(folder))
+    return summarize(tallies, about, Path(folder))
+
+
+def load_points(folder: str | Path) -> dict[Cell, dict[str, Points]]:
+    """Return which points of a run are correct, by cell: see `collect_points`."""
+    _, tallies = _load_tallies(Path(folder))
+    return {cell: collect_points(tally) for cell, tally in tallies.items()}
+
+
+def _load_tallies(folder: Path) -> tuple[dict[str, Any], dict[Cell, Tally]]:
+    about = read_run(folder)
+    try:
+        plan = Plan.from_json(about["plan"])
+        tallies = make_tallies(plan)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / RUN} is not of a run ({type(error).__name__}: {error})") from error
+    for result in Store(folder).read(plan.units()):
+        tallies[result.unit.cell].add(result)
+    return about, tallies
+
+
+def describe_run(sources: Sources, plan: Plan, progress: Progress | None = None) -> dict[str, Any]:
+    """Return all that decides the numbers of a run; who resumes it must ask for the same."""
+    from dent import __version__
+
+    def move(done: int, total: int) -> None:
+        if progress:
+            progress(done, total, "reading the images")
+
+    return {
+        "asked": sources.evaluation.to_json(),
+        "plan": plan.to_json(),
+        "models_sha256": {name: sources.digests[name] for name in sources.evaluation.models},
+        "data_sha256": digest_data(sources.dataset(), move),
+        "versions": {
+            "dent": __version__,
+            "torch": torch.__version__,
+            "python": ".".join(map(str, sys.version_info[:2])),
+        },
+    }
+
+
+def _name_models(
+    models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | None,
+) -> tuple[tuple[str, ...] | None, dict[str, nn.Module]]:
+    """Return the names of the models, and the models that are in memory."""
+    if models is None:
+        return None, {}
+    if isinstance(models, nn.Module):
+        models = {type(models).__name__: models}
+    if isinstance(models, Mapping):
+        return tuple(models), dict(models)
+    names = (models,) if isinstance(models, str) else tuple(models)
+    if any(isinstance(name, nn.Module) for name in names):
+        raise ValueError("expected several models in memory by name: models={'mine': model, ...}")
+    return names, {}
+
+
+def _make_dataset(
+    data: str | Path | Dataset | tuple[Tensor, Tensor] | None, n: int | None
+) -> Dataset | None:
+    """Return images in memory, all or the first n; None if data is a name."""
+    if data is None or isinstance(data, str | Path):
+        return None
+    if isinstance(data, Dataset):
+        dataset = data
+    elif isinstance(data, tuple | list) and len(data) == 2:
+        dataset = from_arrays(*data)
+    else:
+        raise ValueError(
+            f"expected data as a name, a Dataset or (images, labels), got {type(data).__name__}"
+        )
+    return dataset if n is None else take_first(dataset, n)

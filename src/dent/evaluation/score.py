@@ -1,0 +1,347 @@
+"""From the results of units to numbers: the rules of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dent.attacks.findings import Finding, detect_stronger_square
+from dent.evaluation.attacks import find_attack
+from dent.evaluation.compare import pair_points
+from dent.evaluation.plan import Plan, Unit
+from dent.evaluation.results import CellResult, Cost, Results, Score
+from dent.evaluation.spec import Cell
+from dent.evaluation.store import Outcome, UnitResult
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL
+
+Bits = NDArray[np.bool_]
+Points = dict[int, bool]  # verdicts by index of the data set
+LEAST_GAIN = 1  # percentage points that adaptive attacks gain over the direct ones, for a finding
+
+
+class Tally:
+    """The verdicts of one cell as far as they are known, in any order: a bit for every attack and point.
+
+    Points stand in the order of the batches. The bits of an attack on a batch mean nothing unless
+    `there` is True.
+
+    planned: the batches on which each attack has units, in the order of the attacks.
+    kinds: direct, adaptive or scenario, for each attack that is not `SPECIAL`.
+    cumulative: each attack got only what the attacks before it left standing.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        batches: Sequence[Sequence[int]],
+        planned: Mapping[str, Sequence[int]],
+        kinds: Mapping[str, str],
+        *,
+        cumulative: bool,
+        independent: bool,
+    ) -> None:
+        self.cell, self.batches, self.planned, self.kinds = cell, batches, planned, kinds
+        self.cumulative, self.independent = cumulative, independent
+        self.sizes = [len(batch) for batch in batches]
+        self.starts = np.cumsum([0, *self.sizes])
+        self.all_points = np.ones(self.starts[-1], bool)
+        judging = [one for one in planned if one == NATURAL or kinds.get(one) in ("direct", "adaptive")]
+        self.correct = {attack: np.zeros_like(self.all_points) for attack in judging}
+        self.given = {attack: np.zeros_like(self.all_points) for attack in judging}
+        self.there = {attack: np.zeros(len(batches), bool) for attack in judging}
+        self.scenarios: dict[str, dict[int, Outcome]] = {name: {} for name in self.of_kind("scenario")}
+        self.protocol: Points = {}
+        self.about: UnitResult | None = None
+        self.battle: dict[str, Any] | None = None
+        self.errors: dict[tuple[str, int], str] = {}
+
+    def of_kind(self, *kinds: str) -> list[str]:
+        """Return the attacks of these kinds, in order."""
+        return [attack for attack in self.planned if self.kinds.get(attack) in kinds]
+
+    def add(self, result: UnitResult) -> None:
+        """Add the result of a unit. An error does not matter once another attempt succeeds."""
+        unit, outcome = result.unit, result.outcome
+        if unit.attack not in self.planned:
+            return
+        if outcome is None:
+            self.errors[unit.attack, unit.batch] = result.error or "no outcome"
+        elif unit.attack == ABOUT:
+            self.about = result
+        elif unit.attack == BATTLE:
+            self.battle = outcome.battle
+        elif unit.attack == PROTOCOL:
+            self.protocol = dict(zip(outcome.points, outcome.correct, strict=True))
+        elif unit.attack in self.scenarios:
+            self.scenarios[unit.attack][unit.batch] = outcome
+        else:
+            self._add_verdicts(unit, outcome)
+
+    def _add_verdicts(self, unit: Unit, outcome: Outcome) -> None:
+        batch = self.batches[unit.batch] if 0 <= unit.batch < len(self.batches) else ()
+        if sorted(outcome.points) != sorted(batch):
+            raise ValueError(
+                f"{unit}: expected the {len(batch)} points of its batch, got {len(outcome.points)} that "
+                "are not the same; this outcome is of another run"
+            )
+        places = {point: self.starts[unit.batch] + place for place, point in enumerate(batch)}
+        at = [places[point] for point in outcome.points]
+        given = np.array(outcome.given, bool)
+        # In a chain, what was not given is broken already.
+        self.correct[unit.attack][at] = np.array(outcome.correct, bool) & (given | (not self.cumulative))
+        self.given[unit.attack][at] = given
+        self.there[unit.attack][unit.batch] = True
+
+    def find_standing(self, unit: Unit) -> tuple[bool, ...]:
+        """Return which points of a unit's batch the attacks before it left.
+
+        An attack that failed counts as if it had broken nothing.
+        """
+        batch = slice(self.starts[unit.batch], self.starts[unit.batch + 1])
+        standing = self.all_points[batch]
+        for attack in self.correct:
+            if attack == unit.attack:
+                break
+            if self.there[attack][unit.batch]:
+                standing = standing & self.correct[attack][batch]
+        return tuple(standing.tolist())
+
+    def has(self, unit: Unit) -> bool:
+        """Return True if a unit has an outcome."""
+        attack, batch = unit.attack, unit.batch
+        if attack == ABOUT:
+            return self.about is not None
+        if attack == BATTLE:
+            return self.battle is not None
+        if attack == PROTOCOL:
+            return bool(self.protocol)
+        if attack in self.scenarios:
+            return batch in self.scenarios[attack]
+        return 0 <= batch < len(self.batches) and bool(self.there[attack][batch])
+
+    def list_missing(self) -> tuple[str, ...]:
+        """Return the units that failed, with their errors, or were not done."""
+        units = (
+            Unit(self.cell, batch, attack)
+            for attack, batches in self.planned.items()
+            for batch in batches
+        )
+        return tuple(
+            f"{unit}: {self.errors.get((unit.attack, unit.batch), 'not done')}"
+            for unit in units
+            if not self.has(unit)
+        )
+
+    def find_judged(self, attacks: Iterable[str]) -> tuple[Bits, Bits]:
+        """Return the batches, and the points, that all these attacks judged; none without attacks."""
+        names, none = list(attacks), np.zeros(len(self.batches), bool)
+        batches = np.all([self.there[name] for name in names], axis=0) if names else none
+        return batches, np.repeat(batches, self.sizes)
+
+    def find_broken(self, attack: str) -> Bits:
+        """Return the points that an attack broke itself."""
+        broken: Bits = ~self.correct[attack]
+        return broken & self.given[attack] if self.cumulative else broken
+
+    def list_up_to(self, attack: str) -> list[str]:
+        """Return the attacks that a score under this one is about."""
+        names = list(self.correct)
+        return names[: names.index(attack) + 1] if self.cumulative else [attack]
+
+    def find_correct(self, attacks: Iterable[str]) -> Bits:
+        """Return the points that all of these attacks leave correct."""
+        bits: Bits = np.all([self.all_points, *(self.correct[name] for name in attacks)], axis=0)
+        return bits
+
+    def find_direct(self) -> Bits:
+        """Return the points that direct attacks leave; adaptive ones may have taken some from them."""
+        bits = self.correct.get(NATURAL, self.all_points)
+        for name in self.of_kind("direct"):
+            bits = bits & ~self.find_broken(name)
+        return bits
+
+    def score_submitted(self, attacks: Iterable[str]) -> Score:
+        """Score, for each batch, the attack that leaves the fewest points correct."""
+        names = list(attacks)
+        batches, points = self.find_judged(names)
+        if not batches.any():
+            return Score(0, 0)
+        left = [self.find_correct(self.list_up_to(name)) for name in names]
+        counts = np.pad(np.cumsum(left, axis=1), ((0, 0), (1, 0)))[:, self.starts]
+        each = np.diff(counts, axis=1)  # correct points of each attack in each batch
+        return Score(int(each.min(0)[batches].sum()), int(points.sum()))
+
+    def scenario_points(self, attack: str) -> Points:
+        """Return the verdicts of a scenario as far as it is done."""
+        outcomes = self.scenarios[attack].values()
+        return {
+            point: correct
+            for outcome in outcomes
+            for point, correct in zip(outcome.points, outcome.correct, strict=True)
+        }
+
+    def to_points(self, bits: Bits, where: Bits) -> Points:
+        """Return bits by the index of the point in the data set."""
+        points = [point for batch in self.batches for point in batch]
+        return {int(points[place]): bool(bits[place]) for place in np.flatnonzero(where)}
+
+
+def make_tallies(plan: Plan) -> dict[Cell, Tally]:
+    """Return an empty tally for each cell of a plan."""
+    batches = [batch.tolist() for batch in plan.points]
+    return {
+        cell: Tally(
+            cell, batches,
+            planned={name: plan.batches(name) for name in attacks},
+            kinds={name: find_attack(name).kind for name in attacks if name not in SPECIAL},
+            cumulative=plan.is_chained(cell), independent=plan.independent[cell],
+        )
+        for cell, attacks in plan.attacks.items()
+    }  # fmt: skip
+
+
+def summarize(
+    tallies: Mapping[Cell, Tally], about: dict[str, Any], folder: Path | None = None
+) -> Results:
+    """Return the numbers of all cells, each beside its static model."""
+    results = {cell: score_cell(tally) for cell, tally in tallies.items()}
+    cells = []
+    for cell, result in results.items():
+        static = results.get(replace(cell, defense="static"))
+        if static is not None and static is not result:
+            pair = pair_points(
+                static.points, result.points,
+                independent=static.independent and result.independent, batch_of=result.batch_of,
+            )  # fmt: skip
+            result = replace(result, versus_static=pair if pair.n else None)
+        cells.append(result)
+    return Results(tuple(cells), about, folder)
+
+
+def score_cell(tally: Tally) -> CellResult:
+    """Return the numbers of one cell."""
+    every, alone = list(tally.correct), [NATURAL] * (NATURAL in tally.correct)
+    points_natural, points_direct, points = (
+        tally.find_judged(names)[1] for names in (alone, alone + tally.of_kind("direct"), every)
+    )
+    natural = tally.correct.get(NATURAL, ~tally.all_points)
+    direct, worst = tally.find_direct(), tally.find_correct(every)
+    scores = {}
+    for name in tally.of_kind("direct", "adaptive"):
+        names = tally.list_up_to(name)
+        scores[name] = _score(tally.find_correct(names)[tally.find_judged(names)[1]])
+    result = CellResult(
+        cell=tally.cell,
+        natural=_score(natural[points_natural]),
+        attacks=scores,
+        cumulative=tally.cumulative,
+        worst=_score(worst[points]),
+        submitted=tally.score_submitted(every),
+        direct=_score(direct[points_direct]),
+        protocol=_score_points(tally.protocol) if tally.protocol else None,
+        scenarios={
+            name: _score_points(tally.scenario_points(name))
+            for name, done in tally.scenarios.items()
+            if done
+        },
+        alone=None if tally.cumulative else _count_alone(tally, points),
+        cost=_read_cost(tally),
+        findings=tuple(_list_findings(tally, direct & ~worst & points, points, points_direct)),
+        missing=tally.list_missing(),
+        kinds={name: kind for name, kind in tally.kinds.items() if kind != "scenario"},
+        battle=tally.battle,
+        points=tally.to_points(worst, points),
+        points_natural=tally.to_points(natural, points_natural),
+        independent=tally.independent,
+        batch_of={point: number for number, batch in enumerate(tally.batches) for point in batch},
+    )
+    claims = tally.protocol or tally.to_points(direct, points_direct)
+    gap = pair_points(result.points, claims)  # on the points of both
+    return replace(result, gap=gap.difference if gap.n and result.claimed else None)
+
+
+def collect_points(tally: Tally) -> dict[str, Points]:
+    """Return the verdicts by name: natural, each attack and scenario, and three sets of attacks.
+
+    These are "protocol" (the reference AutoAttack, if it was run), "direct" (all direct attacks) and
+    "worst" (all attacks).
+    """
+    every, alone = list(tally.correct), [NATURAL] * (NATURAL in tally.correct)
+
+    def collect(names: list[str]) -> Points:
+        return tally.to_points(tally.find_correct(names), tally.find_judged(names)[1])
+
+    direct = tally.find_judged(alone + tally.of_kind("direct"))[1]
+    points = {name: collect(tally.list_up_to(name)) for name in every}
+    points |= {name: tally.scenario_points(name) for name in tally.scenarios}
+    points |= {"protocol": tally.protocol} if tally.protocol else {}
+    return points | {"direct": tally.to_points(tally.find_direct(), direct), "worst": collect(every)}
+
+
+def _count_alone(tally: Tally, where: Bits) -> dict[str, int]:
+    """Count, for each attack, the points that no other attack breaks."""
+    names = tally.of_kind("direct", "adaptive")
+    if not names:
+        return {}
+    where = where & tally.correct.get(NATURAL, tally.all_points)
+    broken = np.stack([tally.find_broken(name) & where for name in names])
+    once = broken.sum(0) == 1
+    return {name: int((bits & once).sum()) for name, bits in zip(names, broken, strict=True)}
+
+
+def _read_cost(tally: Tally) -> Cost | None:
+    if tally.about is None or tally.about.outcome is None:
+        return None
+    figures, took = tally.about.outcome.figures, tally.about.took
+    return Cost(
+        flops=figures.get("flops"),
+        static_flops=figures.get("static_flops"),
+        seconds=took.get("forward_seconds"),
+        static_seconds=took.get("static_seconds"),
+    )
+
+
+def _list_findings(
+    tally: Tally, gained: Bits, points: Bits, points_direct: Bits
+) -> Iterable[dict[str, Any]]:
+    known = tally.about.outcome.findings if tally.about and tally.about.outcome else ()
+    yield from known
+    for finding in (_find_stronger_square(tally, points_direct), _find_gain(tally, gained, points)):
+        if finding is not None and finding.name not in {one["name"] for one in known}:
+            yield asdict(finding)
+
+
+def _find_stronger_square(tally: Tally, where: Bits) -> Finding | None:
+    names = tally.of_kind("direct")
+    if tally.cumulative and "square" in names and names[-1] != "square":
+        return None  # the attacks after it had no chance at what it broke
+    natural = tally.correct.get(NATURAL, tally.all_points)
+    broken = {name: torch.from_numpy((tally.find_broken(name) & natural)[where]) for name in names}
+    return detect_stronger_square(broken)
+
+
+def _find_gain(tally: Tally, gained: Bits, where: Bits) -> Finding | None:
+    """Return a finding if adaptive attacks break many points that direct attacks do not."""
+    count, enough = int(gained.sum()), LEAST_GAIN * int(where.sum())
+    if tally.cell.static or not tally.of_kind("direct") or not 100 * count >= enough > 0:
+        return None
+    return Finding(
+        "adaptive is stronger",
+        "attacks made for adaptation break points that no attack on the defended model breaks: its "
+        "own gradient misleads; the accuracy without them claims too much",
+        {"inputs": float(count)},
+    )
+
+
+def _score(bits: Bits) -> Score:
+    return Score(int(bits.sum()), len(bits))
+
+
+def _score_points(points: Points) -> Score:
+    return Score(sum(points.values()), len(points))

@@ -1,0 +1,193 @@
+"""What an evaluation measures: settings from a YAML file, from flags or from Python."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+
+from dent.declared import Declared, Number
+from dent.defense.text import format_defense
+from dent.evaluation.suites import Suite, find_suite, format_attack, parse_attacks, slugify
+
+# The shipped models, with the defenses that suit them and the radius at which they are attacked.
+SHIPPED: dict[str, tuple[tuple[str, ...], float]] = {
+    "resnet20-at": (("static", "dent:steps=10", "dent+"), 8 / 255),
+    "resnet20-nominal": (("static", "dent-nominal"), 1.5 / 255),
+}
+DEFENSES = ("static", "dent", "dent+")  # of other models
+EPS = {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}
+
+
+def format_eps(eps: float) -> str:
+    """Return a radius as people write it.
+
+    >>> format_eps(8 / 255), format_eps(1.5 / 255), format_eps(0.5)
+    ('8/255', '1.5/255', '0.5')
+    """
+    over = eps * 255
+    is_short = abs(eps * 100 - round(eps * 100)) < 1e-9
+    return f"{eps:g}" if is_short or abs(over * 4 - round(over * 4)) > 1e-9 else f"{over:g}/255"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model with a defense, and the ball in which its inputs may be perturbed."""
+
+    model: str
+    defense: str  # a preset with the settings that replace its own; "static" is the model alone
+    eps: float
+    norm: str
+
+    @property
+    def static(self) -> bool:
+        return self.defense == "static"
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.defense}, {self.norm} {format_eps(self.eps)}"
+
+    @cached_property
+    def slug(self) -> str:
+        """Return a readable name for files that no other cell has."""
+        readable = slugify(f"{self.model}_{self.defense}_{self.norm}")[:80]
+        exact = repr((self.model, self.defense, float(self.eps), self.norm))
+        return f"{readable}_{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
+
+
+def _read_list(value: Any) -> Any:
+    """Return one name or a list of names as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _format_with(format_name: Callable[[Any], str]) -> Callable[[Any], str]:
+    def format_one(value: Any) -> str:
+        try:
+            return format_name(value)
+        except (TypeError, ValueError) as error:  # pydantic collects a ValueError alone
+            raise ValueError(" ".join(str(error).split())) from error
+
+    return format_one
+
+
+def _check_model_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"expected the name of a model, got {name!r}")
+    return name
+
+
+def _drop_repeated(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _check_attacks(texts: tuple[str, ...]) -> tuple[str, ...]:
+    parse_attacks(texts)
+    return texts
+
+
+Model = Annotated[str, BeforeValidator(_check_model_name)]
+Defense = Annotated[str, BeforeValidator(_format_with(format_defense))]
+AttackText = Annotated[str, BeforeValidator(_format_with(format_attack))]
+# Names are written in one way, so that the same evaluation is recognized as the same.
+Unique = AfterValidator(_drop_repeated)
+SuiteName = Literal["quick", "standard", "plus", "rand", "adaptive", "none", "full"]
+
+
+class Evaluation(Declared):
+    """All settings that decide the numbers of an evaluation.
+
+    >>> Evaluation(suite="quik", n=-1)
+    Traceback (most recent call last):
+    ...
+    dent.declared.SettingsError: 2 wrong settings of the evaluation:
+      suite: expected one of quick, standard, plus, rand, adaptive, none, full, got 'quik'
+      n: expected an integer >= 1, got -1
+    """
+
+    title: ClassVar[str] = "evaluation"
+
+    models: Annotated[tuple[Model, ...], BeforeValidator(_read_list), Unique] = Field(
+        tuple(SHIPPED), description="Models by name; see `dent list models`.", min_length=1
+    )
+    defenses: Annotated[tuple[Defense, ...], BeforeValidator(_read_list), Unique] = Field(
+        (), description="Defenses such as dent+ or dent:steps=10 (default: those that suit the model)."
+    )
+    suite: SuiteName = Field("quick", description="Suite of attacks")
+    attacks: Annotated[
+        tuple[AttackText, ...], BeforeValidator(_read_list), Unique, AfterValidator(_check_attacks)
+    ] = Field((), description="Attacks instead of a suite, such as apgd-ce or fpa:rounds=3,steps=10.")
+    data: str = Field("cifar10", description="Data set; see `dent list data`.")
+    n: int | None = Field(128, description="Number of images (0: all).", ge=1)
+    batch_size: int = Field(
+        128, description="Number of images in a batch; the defense adapts to each batch.", ge=1
+    )
+    eps: Number | None = Field(
+        None,
+        description="Radius of the ball, such as 8/255 or 0.5 (default: what suits model and norm).",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    norm: Literal["linf", "l2", "l1"] = Field("linf", description="Norm of the ball")
+    steps: int | None = Field(
+        None, description="Number of steps of every gradient attack (default: its own).", ge=0
+    )
+    queries: int | None = Field(None, description="Number of Square's queries (default: its own).", ge=0)
+    protocol: bool = Field(
+        False, description="Also run the reference AutoAttack as the paper did (extra: reference)."
+    )
+    exhaustive: bool = Field(False, description="Attack also inputs that an earlier attack has broken.")
+    battle: bool = Field(True, description="Also record an attack step by step, for the report.")
+    seed: int = Field(0, description="Seed of the batches and of every attack.", ge=0)
+    device: str = Field("cpu", description="Device: cpu, cuda, cuda:1 or mps.")
+
+    @field_validator("n", mode="before")
+    @classmethod
+    def _read_count(cls, value: Any) -> Any:
+        return None if value == 0 and value is not False else value
+
+    if TYPE_CHECKING:  # a list of one may be given as its name, and a number as text
+
+        def __init__(self, **given: Any) -> None: ...
+
+    @property
+    def has_protocol(self) -> bool:
+        """Return True if the reference AutoAttack is run: by request, or in the suite `full`."""
+        return self.protocol or (self.suite == "full" and not self.attacks)
+
+    def find_attacks(self) -> Suite:
+        """Return the attacks that were chosen, or those of the suite."""
+        return parse_attacks(self.attacks) if self.attacks else find_suite(self.suite, self.norm)
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return each model with each of its defenses.
+
+        >>> for cell in Evaluation(models="resnet20-at", defenses="dent+").cells():
+        ...     print(cell)
+        resnet20-at, dent+, linf 8/255
+        """
+        made = []
+        for model in self.models:
+            suited, eps = SHIPPED.get(model, (DEFENSES, EPS["linf"]))
+            eps = eps if self.norm == "linf" else EPS[self.norm]
+            eps = eps if self.eps is None else self.eps
+            made += [Cell(model, text, eps, self.norm) for text in self.defenses or suited]
+        return tuple(made)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+
+def read_evaluation(path: Path, **given: Any) -> Evaluation:
+    """Return the evaluation that a YAML file describes; what is given besides wins."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+    if not isinstance(content := {} if content is None else content, Mapping):
+        raise ValueError(f"expected settings in {path}, as 'suite: quick', got {type(content).__name__}")
+    return Evaluation(**{str(name): value for name, value in content.items()} | given)
