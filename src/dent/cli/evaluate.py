@@ -22,7 +22,7 @@ from dent.cli.app import (
     Workers,
     app,
     show,
-)  # fmt: skip
+)
 from dent.evaluation import Evaluation, Results, load_results, read_evaluation
 from dent.evaluation.compare import compare_runs as compare_results
 from dent.evaluation.execute import attack_data
@@ -34,6 +34,7 @@ from dent.loggers import open_logger
 from dent.report.terminal import (
     estimate_rows,
     progress_bar,
+    score_rows,
     show_comparison,
     show_results,
     show_table,
@@ -120,9 +121,7 @@ def attack(
     queries: Annotated[int | None, typer.Option(help="Number of queries of Square.")] = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="File for the adversarial images.")] = Path(
-        "adversarial.npz"
-    ),
+    out: Annotated[Path, typer.Option(help="File for the images.")] = Path("adversarial.npz"),
     as_json: AsJson = False,
 ) -> None:
     """Run one attack on one model, and save the adversarial images as an .npz file.
@@ -140,19 +139,11 @@ def attack(
     with progress_bar(attack) as move:
         result = attack_data(Sources(evaluation), attack, settings, progress=move)
     result.save(out)
-    rows = [
-        {
-            "images": name,
-            "accuracy %": f"{one.percent:.1f}",
-            "95 % interval": f"{one.low:.1f} to {one.high:.1f}",
-            "n": one.n,
-        }
-        for name, one in result.scores().items()
-    ]
     if as_json:
         content = {name: one.to_json() for name, one in result.scores().items()}
         typer.echo(json.dumps({"cell": asdict(result.cell), "attack": attack, **content}, indent=2))
     else:
+        rows = score_rows(result.scores())
         show_table(rows, right=["accuracy %", "n"], title=f"{result.cell}, {attack}")
         typer.echo(f"images: {out}")
 

@@ -19,7 +19,7 @@ from dent.cli.app import (
     Workers,
     app,
     show,
-)  # fmt: skip
+)
 from dent.cli.evaluate import FAILED
 from dent.evaluation import load_results
 from dent.paper.claims import judge_claims

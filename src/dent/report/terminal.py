@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dent.evaluation.compare import ComparedCells
 from dent.evaluation.plan import Estimate
-from dent.evaluation.results import Results
+from dent.evaluation.results import Results, Score
 from dent.paper.claims import Judgment
 from dent.paper.reproduce import WorkEstimate
 from dent.paper.results import Reproduction
@@ -141,6 +141,19 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
             progress.update(task, completed=done, total=total, text=text)
 
         yield move
+
+
+def score_rows(scores: Mapping[str, Score]) -> list[dict[str, Any]]:
+    """Return a row for each score, by what the images are."""
+    return [
+        {
+            "images": name,
+            "accuracy %": f"{one.percent:.1f}",
+            "95 % interval": f"{one.low:.1f} to {one.high:.1f}",
+            "n": one.n,
+        }
+        for name, one in scores.items()
+    ]
 
 
 def estimate_rows(estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
