@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import dent
 from dent.defense import defend
 from dent.evaluation.attacks import Subject
-from dent.evaluation.battle import KINDS, adapted_answer, choose_telling, pooled, record_battle
+from dent.evaluation.battle import KINDS, adapt_and_predict, choose_telling, pool_images, record_battle
 
 DEFENSES = [
     "dent:steps=2",
@@ -206,7 +206,7 @@ def test_the_recorded_answer_is_the_defenses_to_the_bit_and_so_is_its_gradient(d
     net = tiny()
     defended, (inputs, labels) = defend(net, defense), labeled(net, 6)
     answers, gradients = [], []
-    for model in (defended, lambda points: adapted_answer(defended, points)[0]):
+    for model in (defended, lambda points: adapt_and_predict(defended, points)[0]):
         points = inputs.clone().requires_grad_()
         logits = model(points)
         (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), points)
@@ -333,12 +333,12 @@ def test_pooling_averages_squares() -> None:
     rows, columns = torch.arange(128.0), torch.arange(96.0)
     ramp = (1000 * rows[:, None] + columns)[None, None]
     expected = 1000 * (rows[::2, None] + 0.5) + columns[::2] + 0.5  # of a plane: the squares' centers
-    assert torch.equal(pooled(ramp)[0, 0], expected)
-    assert torch.equal(pooled(ramp[..., :64, :]), pooled(ramp)[..., :32, :])
+    assert torch.equal(pool_images(ramp)[0, 0], expected)
+    assert torch.equal(pool_images(ramp[..., :64, :]), pool_images(ramp)[..., :32, :])
     small = torch.rand(2, 3, 64, 64)
-    assert torch.equal(pooled(small), small)
+    assert torch.equal(pool_images(small), small)
     # What is left at the border is the average of what is there.
-    assert pooled(torch.arange(65.0).view(1, 1, 65, 1)).flatten()[-2:].tolist() == [62.5, 64.0]
+    assert pool_images(torch.arange(65.0).view(1, 1, 65, 1)).flatten()[-2:].tolist() == [62.5, 64.0]
 
 
 def test_large_images_are_shown_smaller_but_measured_as_they_are() -> None:

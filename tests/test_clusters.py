@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dent.clusters import check_open_ports, connected, list_open_ports
+from dent.clusters import check_open_ports, connect, list_open_ports
 
 ray = pytest.importorskip("ray")
 
@@ -59,7 +59,7 @@ def test_a_ray_that_others_can_reach_is_stopped(listen: Listen, monkeypatch: pyt
     monkeypatch.setattr(ray, "shutdown", lambda: stopped.append(True))
     with (
         pytest.raises(ConnectionError, match="expected Ray to listen on this machine only"),
-        connected(),
+        connect(),
     ):
         pytest.fail("went on")
     assert stopped == [True]

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import dent
 from dent.evaluation import cost
-from dent.evaluation.cost import flops, measure_cost, seconds
+from dent.evaluation.cost import count_flops, measure_cost, time_calls
 
 N, SIZE = 2, 8
 FIRST = 2 * N * 4 * 3 * 9 * SIZE**2  # 2 N Cout Cin K K H W
@@ -52,7 +52,7 @@ def test_convolutions_have_a_closed_form(
     side = (7 + 2 * padding - kernel) // stride + 1
     forward = 2 * n * outside * (inside // groups) * kernel**2 * side**2
     inputs = torch.rand(n, inside, 7, 7)
-    assert flops(layer, inputs) == forward
+    assert count_flops(layer, inputs) == forward
 
     class Trained(nn.Module):
         def forward(self, inputs: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def test_convolutions_have_a_closed_form(
             return inputs
 
     # Each gradient is as many products as the convolution: of every weight with every place it meets.
-    assert flops(Trained(), inputs) == 3 * forward
+    assert count_flops(Trained(), inputs) == 3 * forward
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -74,29 +74,29 @@ def test_transposed_convolutions_have_a_closed_form(bias: bool) -> None:
                 return torch.autograd.grad(layer(inputs).sum(), [layer.weight])[0]
 
     forward = 2 * N * 3 * 4 * 4 * SIZE**2
-    assert flops(layer, images()) == forward
-    assert flops(Trained(), images()) == 2 * forward
+    assert count_flops(layer, images()) == forward
+    assert count_flops(Trained(), images()) == 2 * forward
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("preset", ["dent", "dent+"])
 def test_dent_takes_a_forward_and_a_backward_for_each_step(preset: str, steps: int) -> None:
     defended = dent.defend(net(), preset, steps=steps)
-    assert flops(net(), images()) == FIRST + REST
-    assert flops(defended, images()) == (2 * steps + 1) * (FIRST + REST) - steps * FIRST
+    assert count_flops(net(), images()) == FIRST + REST
+    assert count_flops(defended, images()) == (2 * steps + 1) * (FIRST + REST) - steps * FIRST
 
 
 def test_nothing_is_saved_where_the_first_layer_is_adapted() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), *net()).eval()
-    assert flops(dent.defend(model, steps=3), images()) == 7 * (FIRST + REST)
+    assert count_flops(dent.defend(model, steps=3), images()) == 7 * (FIRST + REST)
 
 
 @pytest.mark.parametrize("steps", [1, 6])
 def test_the_shipped_model_costs_almost_two_forwards_more_for_each_step(steps: int) -> None:
     model = dent.load_model("resnet20-at")
     inputs, _ = dent.load_data("cifar10", n=2)
-    static, first = flops(model, inputs), 2 * 2 * 16 * 3 * 9 * 32**2
-    count = flops(dent.defend(model, "dent+", steps=steps), inputs)
+    static, first = count_flops(model, inputs), 2 * 2 * 16 * 3 * 9 * 32**2
+    count = count_flops(dent.defend(model, "dent+", steps=steps), inputs)
     assert count == (2 * steps + 1) * static - steps * first
     assert count / static == pytest.approx(2 * steps + 1, rel=0.01)
 
@@ -107,7 +107,7 @@ def test_a_dynamic_blur_counts_as_one_more_layer(per: str) -> None:
     options |= {"sigma": 0.75, "blur_lr": 0.01}  # five pixels wide, and stays so
     defended = dent.defend(net(), "dent-nominal", steps=2, **options)
     blur = 2 * 16 * 3 * 5**2 * SIZE**2
-    assert flops(defended, images(16)) == 5 * (16 // N * (FIRST + REST) + blur)
+    assert count_flops(defended, images(16)) == 5 * (16 // N * (FIRST + REST) + blur)
 
 
 def test_attention_is_counted_on_every_device_and_path() -> None:
@@ -116,17 +116,19 @@ def test_attention_is_counted_on_every_device_and_path() -> None:
     attention = 2 * N * tokens * width * 4 * width + 4 * N * tokens**2 * width
     rest = 2 * N * tokens * 2 * width * 32 + 2 * N * width * 4
     model, inputs = Transformer().eval(), torch.rand(N, 3, 12, 12)
-    assert flops(model, inputs) == patches + attention + rest
+    assert count_flops(model, inputs) == patches + attention + rest
     assert torch.backends.mha.get_fastpath_enabled()
     # The first normalization layer comes after attention.
-    assert flops(dent.defend(model, "dent+", steps=2), inputs) == 3 * (patches + attention) + 5 * rest
+    assert (
+        count_flops(dent.defend(model, "dent+", steps=2), inputs) == 3 * (patches + attention) + 5 * rest
+    )
 
 
 def test_a_layout_tried_in_vain_is_not_counted() -> None:
     model, inputs = Viewing().eval(), torch.rand(N, 3, 12, 12)
     convolution, linear = 2 * N * 4 * 3 * 9 * 100, 2 * N * 400 * 4
-    assert flops(model, inputs) == convolution + linear
-    assert flops(dent.defend(model, steps=2), inputs) == 3 * convolution + 5 * linear
+    assert count_flops(model, inputs) == convolution + linear
+    assert count_flops(dent.defend(model, steps=2), inputs) == 3 * convolution + 5 * linear
 
 
 def test_what_is_compiled_counts_as_what_it_is() -> None:
@@ -140,7 +142,7 @@ def test_a_continual_defense_carries_nothing_on() -> None:
     assert isinstance(online, dent.Online)
     online(images(16))
     state = online.state
-    assert flops(online, images(16)) == 16 // N * (4 * (FIRST + REST) - 2 * FIRST)
+    assert count_flops(online, images(16)) == 16 // N * (4 * (FIRST + REST) - 2 * FIRST)
     assert online.state is state
     measure_cost(online, net(), images(16), rounds=1)
     assert online.state is state
@@ -178,7 +180,7 @@ def test_what_cannot_be_counted_is_left_out() -> None:
     assert figures == {}
     assert set(took) == {"forward_seconds", "static_seconds"}
     with pytest.raises(NotImplementedError):
-        flops(exotic, images())
+        count_flops(exotic, images())
     assert torch.backends.mha.get_fastpath_enabled()
     assert measure_cost(nn.ReLU(), nn.ReLU(), images(), rounds=1)[0] == {}  # no operation that it knows
 
@@ -217,16 +219,16 @@ class Clock:
 def test_seconds_are_medians_of_calls_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     calls = {"a": clock.call("a", [90, 1, 30, 2]), "b": clock.call("b", [0, 8, 7, 7.5])}
-    assert seconds(calls, rounds=3) == {"a": 2, "b": 7.5}
+    assert time_calls(calls, rounds=3) == {"a": 2, "b": 7.5}
     assert clock.calls == "abababab"
-    assert seconds({}) == {}
+    assert time_calls({}) == {}
     with pytest.raises(ValueError, match="expected rounds >= 1, got 0"):
-        seconds({}, rounds=0)
+        time_calls({}, rounds=0)
 
 
 def test_seconds_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.call("s", [5])())
-    assert seconds({"a": clock.call("a", [1, 1, 1])}, rounds=2) == {"a": 6}
+    assert time_calls({"a": clock.call("a", [1, 1, 1])}, rounds=2) == {"a": 6}
     assert clock.calls == "asasas"

@@ -1,4 +1,4 @@
-"""Ray: started for this program alone, or a cluster that is there already."""
+"""Start Ray for this program alone, or join a cluster that is running."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from socket import create_connection
 from typing import Any
 
 OBJECT_STORE = 200 * 2**20  # bytes
-# Of its own accord, Ray does this on macOS and Windows only: without it, all of its ports are open to
-# the network. What is started inherits it.
+# Ray listens on this machine only, as it does by default on macOS and Windows. Without this, all of its
+# ports are open to the network on Linux.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-SILENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is told to anyone
+SILENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # Ray reports nothing to its makers
 
 Address = tuple[str, int]  # IP address and port
 
 
 @contextmanager
-def connected(
+def connect(
     address: str | None = None,
     *,
     cpus: int = 1,
@@ -28,14 +28,16 @@ def connected(
     variables: Mapping[str, str] | None = None,
     system: Mapping[str, Any] | None = None,
 ) -> Iterator[bool]:
-    """Within, Ray is there: started or joined, or what the program has started before.
+    """Start or join Ray, or use what the program has started before; yield True if others may use it.
 
-    Gives whether others may work there too. Several runs in one such block start Ray once. What is
-    started here is reached from this machine only, and asks for Ray's own token.
+    Several runs in one such block start Ray once. Only this machine can reach the Ray that starts here,
+    and only with Ray's own token.
 
-    address: of a cluster that is there already, "auto" or "10.0.0.1:6379".
-    cpus, store, system: of what is started: tasks at once, bytes for what is shared, Ray's settings.
-    variables: of the environment of its workers. Ray's own way would be to start each worker twice.
+    address: address of a running cluster, such as "auto" or "10.0.0.1:6379".
+    cpus: number of tasks that run at once, if Ray starts here.
+    store: size of the object store in bytes, if Ray starts here.
+    variables: environment variables of the workers. (Ray's own option would start each worker twice.)
+    system: system settings of Ray, if it starts here.
     """
     import ray
 
@@ -44,13 +46,13 @@ def connected(
         return
     constants = ray._private.ray_constants
     spread = constants.ENABLE_RAY_CLUSTER
-    # Else Ray prints about dead workers among our tables; their errors say it.
+    # Ray would print about dead workers among our tables; the errors of their units say it.
     ray._private.worker._worker_logs_enabled = False
     try:
         if address is None:
-            constants.ENABLE_RAY_CLUSTER = False  # what LOOPBACK says, in this process
+            constants.ENABLE_RAY_CLUSTER = False  # LOOPBACK, in this process
             before = list_open_ports()
-            with environment({**(variables or {}), **LOOPBACK, **SILENT}):
+            with set_environment({**(variables or {}), **LOOPBACK, **SILENT}):
                 ray.init(
                     "local", num_cpus=cpus, object_store_memory=store, include_dashboard=False,
                     log_to_driver=False, logging_level=logging.ERROR, _system_config=dict(system or {}),
@@ -60,7 +62,7 @@ def connected(
             _join(ray, address)
         yield address is not None
     finally:
-        ray.shutdown()  # of a cluster that others started: leave it
+        ray.shutdown()  # leaves a cluster that others started running
         ray._private.worker._worker_logs_enabled = True
         constants.ENABLE_RAY_CLUSTER = spread
 
@@ -112,16 +114,20 @@ def is_loopback(ip: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def cores() -> int:
-    """The cores that this process may use."""
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 @contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """These variables in the environment, for a while."""
+def set_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within, and restore them at the end.
+
+    Ray gives its processes the environment of this process and takes no other, so these variables are
+    set for the moment in which Ray starts.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

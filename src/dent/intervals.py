@@ -1,4 +1,4 @@
-"""What n trials say about a share."""
+"""The interval of a share, from n trials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def wilson(successes: int, n: int, *, z: float = 1.959963984540054) -> tuple[float, float]:
-    """The Wilson score interval of a share, 95 % unless told; (0, 1) without trials.
+    """Return the Wilson score interval of a share, by default of 95 %; (0, 1) without trials.
 
     >>> low, high = wilson(81, 100)
     >>> round(low, 3), round(high, 3)

@@ -1,4 +1,4 @@
-"""Every random number comes from what it belongs to, not from what was drawn before it."""
+"""Seed every random number by what it belongs to, not by what was drawn before it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 
-def generator(*parts: int) -> torch.Generator:
-    """A generator (on the CPU) seeded by all of `parts`: a seed, an epoch, a batch.
+def make_generator(*parts: int) -> torch.Generator:
+    """Return a generator (on the CPU) that is seeded by all of `parts`: a seed, an epoch, a batch.
 
-    So a resumed run, another order of work or another number of processes draws the same numbers.
+    A resumed run, another order of work or another number of processes then draws the same numbers.
 
-    >>> same = [torch.rand(1, generator=generator(0, 1, 2)).item() for _ in range(2)]
-    >>> same[0] == same[1] != torch.rand(1, generator=generator(0, 2, 1)).item()
+    >>> same = [torch.rand(1, generator=make_generator(0, 1, 2)).item() for _ in range(2)]
+    >>> same[0] == same[1] != torch.rand(1, generator=make_generator(0, 2, 1)).item()
     True
     """
     state = np.random.SeedSequence(list(parts)).generate_state(1, np.uint64)

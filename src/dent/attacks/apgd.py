@@ -14,7 +14,7 @@ from dent.attacks.checks import check_numbers
 from dent.attacks.losses import IndexedLoss, make_loss
 from dent.attacks.norms import lengths, project, sample_in_ball, steepest_direction, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, View, begin
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 MOST_TARGETS = 9  # of the targeted attacks, unless told
 MOMENTUM = 0.75
@@ -67,7 +67,7 @@ def apgd(
         draws=draws, through=through, joint=joint, mask=mask,
     )  # fmt: skip
     for restart in range(restarts):
-        random = generator(seed, restart)
+        random = make_generator(seed, restart)
         run_apgd(
             attacked, best, inputs.detach(), loss_at, eps=eps, norm=norm, steps=steps, random=random
         )
@@ -105,7 +105,7 @@ def apgd_targeted(
     for rank, classes in enumerate(select_targets(logits, best.labels, targets)):
         loss_at = make_loss("dlr", best.labels, classes)
         for restart in range(restarts):
-            random = generator(seed, restart, rank)
+            random = make_generator(seed, restart, rank)
             run_apgd(
                 attacked, best, inputs.detach(), loss_at, eps=eps, norm=norm, steps=steps, random=random
             )

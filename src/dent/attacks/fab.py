@@ -14,7 +14,7 @@ from dent.attacks.apgd import select_targets
 from dent.attacks.checks import check_numbers
 from dent.attacks.norms import lengths, project, sample_in_ball, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, begin, compute_gradient
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 ALPHA = 0.1  # the largest weight of the input in a step
 OVERSHOOT = 1.05
@@ -64,7 +64,7 @@ def fab(
     rivals = torch.stack(select_targets(logits, best.labels, logits.shape[1] - 1), 1)
     search = _Search(attacked, best, inputs, eps=eps, norm=norm, steps=steps, minimize=minimize)
     for restart in range(restarts):
-        search.run(rivals, generator(seed, restart) if restart else None)
+        search.run(rivals, make_generator(seed, restart) if restart else None)
     return best.submit(attacked)
 
 
@@ -97,7 +97,7 @@ def fab_targeted(
     search = _Search(attacked, best, inputs, eps=eps, norm=norm, steps=steps, minimize=minimize)
     for rank, classes in enumerate(select_targets(logits, best.labels, targets)):
         for restart in range(restarts):
-            search.run(classes[:, None], generator(seed, restart, rank) if restart else None)
+            search.run(classes[:, None], make_generator(seed, restart, rank) if restart else None)
     return best.submit(attacked)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from dent.attacks.losses import make_loss
 from dent.attacks.norms import project, sample_in_ball, steepest_direction, unsqueeze_like
 from dent.attacks.search import AttackResult, Model, View, begin
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 
 def pgd(
@@ -60,7 +60,7 @@ def pgd(
     for restart in range(restarts):
         at, points = best.list_open(), inputs
         if start == "random":
-            noise = sample_in_ball(inputs.shape, norm, generator(seed, restart)).to(inputs)
+            noise = sample_in_ball(inputs.shape, norm, make_generator(seed, restart)).to(inputs)
             points = (points + eps * noise).clamp(0, 1)
         points = points[at]
         for step in range(steps + 1):

@@ -19,7 +19,7 @@ from torch import Tensor
 from dent.attacks.losses import margin
 from dent.attacks.norms import NORMS, lengths, project, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, begin, is_broken
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 # The area of the squares is halved after these queries.
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -195,7 +195,7 @@ class Proposals:
 
     def _random(self, table: int) -> torch.Generator:
         """Return a generator per table, so that a walk of more queries begins with the same ones."""
-        return generator(*self._seeds, table)
+        return make_generator(*self._seeds, table)
 
     def _draw_signs(self, table: int, *shape: int) -> Tensor:
         """Draw random signs, +1 and -1."""

@@ -1,7 +1,7 @@
 """The battle: an attack recorded step by step, on the static and on the defended model.
 
-What is recorded is what the attacker really asked and what came back, so that a report can show, for a
-few images of a batch, the perturbation, the answer and the adaptation at every step.
+The record has what the attacker really asked and what came back, so that a report can show the
+perturbation, the answer and the adaptation at every step, for a few images of a batch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from dent.defense.dent.objectives import entropy
 from dent.evaluation.attacks import Subject
 from dent.evaluation.sources import preserve_rng
 
-LARGEST = 64  # pixels of the longer side; larger images are shown smaller
+LARGEST = 64  # pixels of the longer side; larger images are shrunk
 DIGITS = 4
-# Whether the static and the defended model stand, each under the attack on itself; most telling first.
+# Whether the static and the defended model are right, each under the attack on itself; most telling
+# first.
 KINDS = ((False, True), (False, False), (True, True), (True, False))
 
 
@@ -44,24 +45,23 @@ def record_battle(
     points: Sequence[int] | None = None,
     classes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Attack a batch by APGD, on the static model and on the defended one; plain values, for JSON.
+    """Attack a batch by APGD, on the static model and on the defended one; return plain values.
 
-    The batch stays whole. Frame 0 is natural, frame t what was asked at step t; the random point where
-    APGD starts is left out. (In L1, APGD asks twice more when it moves to a smaller ball; those are
-    frames too, and `steps` counts them. There only the last of its three balls is that of `eps`.)
-    Entropies, moves (the size of Delta) and sigma (of the smoothing, the mean of y and x, in pixels)
-    are those after 0, 1, ... updates.
+    The batch stays whole. Frame 0 is natural, frame t is what APGD asked at step t; its random start
+    is left out. (In L1, APGD asks twice more when it moves to a smaller ball. These are frames too, and
+    `steps` counts them. There, only the last of the three balls has the radius `eps`.) Entropies, moves
+    (the size of Delta) and sigma (the mean over y and x, in pixels) are given after 0, 1, ... updates.
 
     inputs: (N, C, H, W) in [0, 1], the batch as deployed.
-    images: how many of it are shown, at most; see `choose_telling`.
-    points: where in the data set the inputs come from, if not from its beginning.
+    images: number of images that are shown, at most; see `choose_telling`.
+    points: indices of the inputs in the data set (default: the first).
     classes: names of the classes.
     """
     points = range(len(inputs)) if points is None else points
     _check_images(inputs, images, points)
     check_model(subject.static)
     static = Recorder(inputs, norm, lambda some: (subject.static(some), None))
-    defended = Recorder(inputs, norm, lambda some: adapted_answer(subject.defense, some))
+    defended = Recorder(inputs, norm, lambda some: adapt_and_predict(subject.defense, some))
     with preserve_rng(str(inputs.device)):
         for side in (static, defended):
             torch.manual_seed(seed)  # for models that draw
@@ -77,11 +77,12 @@ def record_battle(
         "defended": {"static": crossed["static"].cpu(), "defended": defended.frames[-1].logits},
     }
     first, last = (
-        [_right(side.frames[number].logits, labels) for side in (static, defended)] for number in (0, -1)
+        [_find_right(side.frames[number].logits, labels) for side in (static, defended)]
+        for number in (0, -1)
     )
     natural = [all(both) for both in zip(*first, strict=True)]
     shown = choose_telling(last[0], last[1], natural, images)
-    small = pooled(inputs)
+    small = pool_images(inputs)
     return {
         "attack": "apgd-ce",
         "steps": len(static.frames) - 1,
@@ -95,7 +96,7 @@ def record_battle(
             {
                 "point": int(points[place]),
                 "label": int(labels[place]),
-                "natural": _text((small[place] * 255).round().to(torch.uint8)),
+                "natural": _encode((small[place] * 255).round().to(torch.uint8)),
             }
             | {
                 name: {
@@ -114,9 +115,11 @@ def record_battle(
 def choose_telling(
     static: Sequence[bool], defended: Sequence[bool], natural: Sequence[bool], count: int
 ) -> list[int]:
-    """Places of images worth a look, by whether each model stands; of each of the `KINDS` in turn.
+    """Return the places of images that are worth a look: one of each of the `KINDS` in turn.
 
-    Those that are naturally right come before those that an attack has nothing to do with.
+    Images that are naturally right come first: on the others, an attack has nothing to do.
+
+    static, defended: whether each model is right under the attack on itself.
 
     >>> choose_telling([False, False, True, False], [False, True, True, True], [True] * 4, 3)
     [1, 0, 2]
@@ -130,10 +133,10 @@ def choose_telling(
     return chosen[:count]
 
 
-def pooled(images: Tensor) -> Tensor:
-    """Images (N, C, H, W) with squares of pixels averaged, so that no side is longer than `LARGEST`.
+def pool_images(images: Tensor) -> Tensor:
+    """Return images (N, C, H, W) with squares of pixels averaged: no side is longer than `LARGEST`.
 
-    >>> pooled(torch.rand(2, 3, 224, 200)).shape
+    >>> pool_images(torch.rand(2, 3, 224, 200)).shape
     torch.Size([2, 3, 56, 50])
     """
     images = images.detach().cpu().to(torch.promote_types(images.dtype, torch.float32))
@@ -142,53 +145,53 @@ def pooled(images: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Adaptation:
-    """What a defense did to answer a batch, after 0, 1, ... updates: (updates + 1, N) each."""
+class UpdateTrace:
+    """The state of a defense after 0, 1, ... updates on a batch; each is (updates + 1, N)."""
 
     entropies: Tensor
-    moves: Tensor  # of Delta: the batch's, or each input's own
+    moves: Tensor  # size of Delta: of the batch, or of each input
     sigma: Tensor | None
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A batch that was asked, and the answer."""
+    """A batch that an attack asked, and the answer."""
 
-    delta: Tensor  # (N, C, h, w), the perturbations as shown
-    sizes: Tensor  # (N,), of the perturbations as they are
+    delta: Tensor  # (N, C, h, w), perturbations as shown
+    sizes: Tensor  # (N,), norms of the perturbations
     logits: Tensor  # (N, classes)
     entropy: Tensor  # (N,)
-    adaptation: Adaptation | None
+    adaptation: UpdateTrace | None
 
     def to_json(self, place: int) -> dict[str, Any]:
-        """What there is of one image."""
+        """Return plain values of one image."""
         delta = self.delta[place]
-        scale = _short(delta.abs().max())
+        scale = _round(delta.abs().max())
         steps = (delta / scale * 127).round().clamp(-127, 127) if scale else delta
         content: dict[str, Any] = {
-            "delta": _text(steps.to(torch.int8)),
+            "delta": _encode(steps.to(torch.int8)),
             "scale": scale,
-            "size": _short(self.sizes[place]),
+            "size": _round(self.sizes[place]),
             "probabilities": _probabilities(self.logits[place]),
-            "entropy": _short(self.entropy[place]),
+            "entropy": _round(self.entropy[place]),
         }
         if (done := self.adaptation) is not None:
-            content["entropies"] = [_short(value) for value in done.entropies[:, place]]
-            content["moves"] = [_short(value) for value in done.moves[:, place]]
+            content["entropies"] = [_round(value) for value in done.entropies[:, place]]
+            content["moves"] = [_round(value) for value in done.moves[:, place]]
             content["sigma"] = (
-                None if done.sigma is None else [_short(value) for value in done.sigma[:, place]]
+                None if done.sigma is None else [_round(value) for value in done.sigma[:, place]]
             )
         return content
 
 
 class Recorder:
-    """A model that notes what an attack asks: the natural batch, and where it climbs, but for the start.
+    """A model that records what an attack asks: the natural batch, and every step but the start.
 
-    The last submission of an attack, for its score, has no gradient and is not noted.
+    The last call of an attack, for its score, needs no gradient and is not recorded.
     """
 
     def __init__(
-        self, inputs: Tensor, norm: str, answer: Callable[[Tensor], tuple[Tensor, Adaptation | None]]
+        self, inputs: Tensor, norm: str, answer: Callable[[Tensor], tuple[Tensor, UpdateTrace | None]]
     ) -> None:
         self.answer = answer
         self.frames: list[Frame] = []
@@ -205,25 +208,27 @@ class Recorder:
             delta = self.last - self._inputs
             sizes = lengths(delta, self._norm).flatten().cpu()
             seen = logits.detach()
-            self.frames.append(Frame(pooled(delta), sizes, seen.cpu(), entropy(seen).cpu(), adaptation))
+            self.frames.append(
+                Frame(pool_images(delta), sizes, seen.cpu(), entropy(seen).cpu(), adaptation)
+            )
         self._started = self._started or climbs
         return logits
 
 
-def adapted_answer(defense: Dent, inputs: Tensor) -> tuple[Tensor, Adaptation]:
-    """`defense(inputs)`, the same to the bit and in its gradient, and how it came about."""
+def adapt_and_predict(defense: Dent, inputs: Tensor) -> tuple[Tensor, UpdateTrace]:
+    """Return `defense(inputs)`, the same to the bit and in its gradient, and its updates."""
     state = defense.adapt(inputs)
     logits = defense.predict(inputs, state)
     trace, n = state.trace, len(inputs)
-    # The last update is followed by the prediction, which no update sees.
+    # The trace has the entropy before each update; the prediction has the one after the last.
     entropies = torch.cat([trace.entropy, entropy(logits.detach())[None]]).cpu()
     moves = trace.delta.expand(-1, n).cpu()
     blurs = defense.settings.blur != "off"
     sigma = trace.sigma.mean(2).expand(-1, n).cpu() if blurs else None
-    return logits, Adaptation(entropies, moves, sigma)
+    return logits, UpdateTrace(entropies, moves, sigma)
 
 
-def _right(logits: Tensor, labels: Tensor) -> list[bool]:
+def _find_right(logits: Tensor, labels: Tensor) -> list[bool]:
     right: list[bool] = logits.argmax(1).eq(labels.cpu()).tolist()
     return right
 
@@ -233,13 +238,13 @@ def _probabilities(logits: Tensor) -> list[float]:
     return [round(value, DIGITS) for value in logits.to(exact).softmax(0).tolist()]
 
 
-def _short(value: Tensor) -> float:
-    """A number in a few significant digits; zero has no sign."""
+def _round(value: Tensor) -> float:
+    """Return a number in a few significant digits; zero has no sign."""
     return float(f"{value.item():.{DIGITS}g}") + 0.0
 
 
-def _text(image: Tensor) -> str:
-    """Bytes (C, H, W) in the order of rows, pixels, channels."""
+def _encode(image: Tensor) -> str:
+    """Return bytes (C, H, W) as text, in the order of rows, pixels, channels."""
     return base64.b64encode(image.permute(1, 2, 0).contiguous().numpy().tobytes()).decode("ascii")
 
 

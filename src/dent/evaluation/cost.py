@@ -1,4 +1,4 @@
-"""What inference costs: operations and seconds, of a defended model beside its static one."""
+"""Measure the cost of inference: operations and seconds, of a defended model and its static one."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from torch.utils.module_tracker import ModuleTracker
 from dent.defense import Online
 
 
-def flops(model: nn.Module, inputs: Tensor) -> int:
-    """Floating-point operations of one forward, with all forwards and backwards inside of it.
+def count_flops(model: nn.Module, inputs: Tensor) -> int:
+    """Return the floating-point operations of a call, with all forwards and backwards inside of it.
 
-    Counted are convolutions and matrix products, each multiplication and addition as one operation;
-    all else in a network is small beside them. With k steps, dent's count is that of 2k + 1 static
-    forwards, less k times what comes before the first layer that is adapted, usually one convolution:
-    no gradient goes there, nor to any weight. A dynamic blur comes before everything: with it nothing
-    is less, and 2k + 1 blurs are added. A defense that predicts before it adapts takes 2k forwards.
+    It counts convolutions and matrix products, each multiplication and addition as one operation;
+    everything else in a network is small beside them. With k steps, dent counts as 2k + 1 static
+    forwards, minus k times what comes before the first adapted layer (usually one convolution): no
+    gradient goes there, nor to any weight. A dynamic blur comes before everything, so then nothing is
+    subtracted and 2k + 1 blurs are added. A defense that predicts before it adapts takes 2k forwards.
 
-    >>> flops(nn.Linear(4, 3), torch.rand(5, 4)) == 2 * 5 * 4 * 3
+    >>> count_flops(nn.Linear(4, 3), torch.rand(5, 4)) == 2 * 5 * 4 * 3
     True
     """
-    with torch.no_grad(), _state_kept(model):
+    with torch.no_grad(), _preserve_state(model):
         model(inputs)  # a defense's first call may try a memory layout in vain
         return _count(model, inputs)
 
 
-def seconds(calls: Mapping[str, Callable[[], object]], *, rounds: int = 5) -> dict[str, float]:
-    """The median time of each call, after one that is not counted.
+def time_calls(calls: Mapping[str, Callable[[], object]], *, rounds: int = 5) -> dict[str, float]:
+    """Return the median seconds of each call, after one that is not counted.
 
-    The calls take turns, so that a machine that gets slower does so for all of them.
+    The calls take turns, so that all of them suffer if the machine gets slower.
 
-    >>> took = seconds({"short": lambda: None, "long": lambda: time.sleep(0.01)}, rounds=3)
+    >>> took = time_calls({"short": lambda: None, "long": lambda: time.sleep(0.01)}, rounds=3)
     >>> took["short"] < took["long"]
     True
     """
@@ -60,21 +60,21 @@ def seconds(calls: Mapping[str, Callable[[], object]], *, rounds: int = 5) -> di
 def measure_cost(
     model: nn.Module, static: nn.Module, inputs: Tensor, *, rounds: int = 5
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """What a model costs beside its static one: operations for each input, seconds for the batch.
+    """Return the operations for each input, and the seconds for the batch, of both models.
 
-    The operations (`flops`, `static_flops`) are the same in every run; they are left out where torch
-    cannot count them. The seconds (`forward_seconds`, `static_seconds`) are of this machine, now.
+    The operations (`flops`, `static_flops`) are the same in every run; they are left out if torch
+    cannot count them. The seconds (`forward_seconds`, `static_seconds`) vary.
     """
     if len(inputs) == 0:
         raise ValueError("expected at least one input, got none")
-    with torch.no_grad(), _state_kept(model), _state_kept(static):
-        took = seconds(
+    with torch.no_grad(), _preserve_state(model), _preserve_state(static):
+        took = time_calls(
             {"forward_seconds": lambda: model(inputs), "static_seconds": lambda: static(inputs)},
             rounds=rounds,
         )
         try:
             counts = {"flops": _count(model, inputs), "static_flops": _count(static, inputs)}
-        except Exception:  # the model itself works, as was just seen
+        except Exception:  # the model itself works: it was just timed
             counts = {}
     if not all(counts.values()):  # operations that the counter does not know
         counts = {}
@@ -101,7 +101,7 @@ def _count(model: nn.Module, inputs: Tensor) -> int:
 
 
 class _Untracked(ModuleTracker):
-    """No record of which layer counts for what: its hooks fail on gradients of a model's own inputs."""
+    """Record no layers: the hooks for that fail on gradients of a model's own inputs."""
 
     def __enter__(self) -> Self:
         return self
@@ -113,10 +113,10 @@ class _Untracked(ModuleTracker):
 def _convolution_backward(
     grad: torch.Size, inputs: torch.Size, weight: torch.Size, *options: Any, **_: Any
 ) -> int:
-    """Each gradient takes as many operations as the convolution did.
+    """Return the operations of a backward: each gradient takes as many as the convolution did.
 
-    For weights, torch counts as if every channel met every other, also where groups keep them apart:
-    a blur of each sample by its own filter would count for hundreds.
+    For weights, torch counts as if there were no groups, so a blur of each sample by a filter of its
+    own would count as hundreds.
     """
     transposed, wanted = options[4], options[7]
     places = (inputs if transposed else grad)[2:]
@@ -127,8 +127,8 @@ _CORRECTED = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
 @contextmanager
-def _state_kept(model: nn.Module) -> Iterator[None]:
-    """What a continual defense carries from call to call is afterwards what it was."""
+def _preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restore what a continual defense carries from call to call."""
     state = model.state if isinstance(model, Online) else None
     try:
         yield
@@ -138,6 +138,6 @@ def _state_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _finish(result: object) -> None:
-    """Wait for a GPU that is still at work."""
+    """Wait until the GPU is done."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize(result.device if isinstance(result, Tensor) and result.is_cuda else None)

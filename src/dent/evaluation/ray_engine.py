@@ -66,8 +66,9 @@ def connect_ray(
 ) -> AbstractContextManager[bool]:
     """Start or join Ray for so many workers, with so many bytes more in its object store."""
     _import_ray()
-    room = torch.cuda.device_count() if _count_gpus(device) else max(1, clusters.cores() // threads)
-    return clusters.connected(
+    cores = clusters.count_cores()
+    room = torch.cuda.device_count() if _count_gpus(device) else max(1, cores // threads)
+    return clusters.connect(
         address, cpus=(workers or room) * threads, store=clusters.OBJECT_STORE + extra,
         variables=_list_variables(threads),
         system={"task_oom_retries": RETRIES},  # else it would try for ever

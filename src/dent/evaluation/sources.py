@@ -22,7 +22,7 @@ from dent.defense import LowDiversityWarning, defend, is_independent
 from dent.evaluation.attacks import Subject
 from dent.evaluation.spec import Cell, Evaluation
 from dent.models import find_class_names, load_model
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 
 @dataclass
@@ -133,7 +133,7 @@ def cut_batches(n: int, size: int, *, seed: int) -> tuple[Tensor, ...]:
     >>> [len(batch) for batch in cut_batches(5, 2, seed=0)]
     [2, 2, 1]
     """
-    batches: tuple[Tensor, ...] = torch.randperm(n, generator=generator(seed, 1)).split(size)
+    batches: tuple[Tensor, ...] = torch.randperm(n, generator=make_generator(seed, 1)).split(size)
     return batches
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dent.models import build
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 SEED, BATCH = 0, 16  # the batch of the paper's Table 14
 
@@ -39,5 +39,5 @@ def small_images() -> tuple[Tensor, Tensor]:
 
 
 def _noise(size: int) -> tuple[Tensor, Tensor]:
-    random = generator(SEED)
+    random = make_generator(SEED)
     return torch.rand(BATCH, 3, size, size, generator=random), torch.zeros(BATCH, dtype=torch.long)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dent.clusters import Address, check_open_ports, connected, cores, list_open_ports
+from dent.clusters import Address, check_open_ports, connect, count_cores, list_open_ports
 from dent.serving.settings import Serving
 
 try:
@@ -90,7 +90,7 @@ def start_ray(serving: Serving, address: str | None = None) -> AbstractContextMa
     """Start Ray for this server alone, or join a running cluster, until the end of the block."""
     threads = count_threads(serving)
     needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY, **LEAN}
-    return connected(
+    return connect(
         address, cpus=serving.most_replicas * threads, variables=needed, system={"worker_niceness": 0}
     )
 
@@ -168,4 +168,4 @@ def find_addresses(serving: Serving) -> set[Address]:
 
 def count_threads(serving: Serving) -> int:
     """Return the threads of a replica: as set, or the cores divided among replicas."""
-    return serving.threads or max(1, cores() // serving.most_replicas)
+    return serving.threads or max(1, count_cores() // serving.most_replicas)

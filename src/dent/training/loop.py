@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dent.attacks import pgd
 from dent.data.dataset import Dataset
-from dent.seeds import generator
+from dent.seeds import make_generator
 from dent.training.losses import attack_batch, compute_loss, draw_offsets, freeze
 from dent.training.machine import Processes
 from dent.training.recipe import Recipe
@@ -98,7 +98,7 @@ class Training:
     def run_epoch(self, on_step: Callable[[Step], None] | None) -> Epoch:
         """Train on all training images once, then measure the watched ones."""
         started, number, recipe = time.perf_counter(), len(self.history) + 1, self.recipe
-        order = torch.randperm(len(self.images), generator=generator(recipe.seed, number))
+        order = torch.randperm(len(self.images), generator=make_generator(recipe.seed, number))
         total = recipe.epochs * self.updates
         sums = torch.zeros(3, dtype=torch.double, device=self.device)  # loss, correct, images
         loss_mean = accuracy = lr = math.nan
@@ -111,7 +111,7 @@ class Training:
             batch = self.images[order[update * recipe.batch_size :][: recipe.batch_size]]
             with self.half:
                 loss, correct = self.compute_loss(
-                    batch, generator(recipe.seed, number, update), done / total
+                    batch, make_generator(recipe.seed, number, update), done / total
                 )
             self.optimizer.zero_grad()
             self.scaler.scale(loss).backward()
@@ -223,7 +223,7 @@ class Average:
 
 def split_images(dataset: Dataset, recipe: Recipe) -> tuple[Tensor, Tensor]:
     """Return the indices of the images to train on, and of those held out."""
-    order = torch.randperm(len(dataset), generator=generator(recipe.seed, 0))
+    order = torch.randperm(len(dataset), generator=make_generator(recipe.seed, 0))
     return order[recipe.hold_out :], order[: recipe.hold_out]
 
 

@@ -16,7 +16,7 @@ from dent.attacks.checks import check_attack, check_numbers
 from dent.attacks.losses import make_loss
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Loss
 from dent.names import lookup
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 
 def gmsa(
@@ -64,7 +64,7 @@ def gmsa(
             for rank, loss_at in enumerate(losses):
                 view = make_view(defense, states, partial(loss_at, everyone))
                 attacked.through = view
-                random = generator(seed, number, restart, rank)
+                random = make_generator(seed, number, restart, rank)
                 run_apgd(attacked, best, inputs, loss_at, eps=eps, norm=norm, steps=steps, random=random)
                 attacked.queries += view.extra_queries
         results.append(attacked.submit(best.points, labels))

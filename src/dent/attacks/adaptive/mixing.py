@@ -12,7 +12,7 @@ from dent.attacks.adaptive.views import Direct, GradientAttack, MakeView, attack
 from dent.attacks.apgd import apgd
 from dent.attacks.checks import check_attack
 from dent.attacks.search import AttackResult, Model, join_results
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 
 def draw_mask(count: int, share: float, *, seed: int = 0) -> Tensor:
@@ -23,7 +23,7 @@ def draw_mask(count: int, share: float, *, seed: int = 0) -> Tensor:
     """
     if not 0 < share <= 1:
         raise ValueError(f"expected a share in (0, 1], got {share}")
-    chosen = torch.randperm(count, generator=generator(seed))[: max(round(share * count), 1)]
+    chosen = torch.randperm(count, generator=make_generator(seed))[: max(round(share * count), 1)]
     return torch.zeros(count, dtype=torch.bool).index_fill(0, chosen, True)
 
 
@@ -84,7 +84,7 @@ def one_among(
         # The companions' labels are unknown and do not matter: their losses are not increased.
         result = attack_through_view(
             attack, model, through(model), batch, label.expand(len(batch)),
-            eps=eps, norm=norm, mask=first, seed=generator(seed, index).initial_seed(), **settings,
+            eps=eps, norm=norm, mask=first, seed=make_generator(seed, index).initial_seed(), **settings,
         )  # fmt: skip
         results.append(select_rows(result, first))
     return join_results(results)
@@ -99,5 +99,5 @@ def draw_companions(image: Tensor, pool: Tensor, count: int, *, seed: int, index
         raise ValueError(
             f"expected 0 to {len(others)} companions (the pool has no more other inputs), got {count}"
         )
-    chosen = torch.randperm(len(others), generator=generator(seed, index))[:count]
+    chosen = torch.randperm(len(others), generator=make_generator(seed, index))[:count]
     return pool[others[chosen.to(others.device)]]

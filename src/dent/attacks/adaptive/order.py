@@ -11,7 +11,7 @@ from dent.attacks.adaptive.submission import select_rows, submit
 from dent.attacks.adaptive.views import GradientAttack
 from dent.attacks.checks import check_attack, check_numbers
 from dent.attacks.search import AttackResult, Model, join_results
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 
 def sort_by_label(labels: Tensor, *, batch_size: int, window: int | None = None) -> Tensor:
@@ -61,7 +61,7 @@ def sorted_batches(
         if attack is None:
             results.append(submit(model, inputs[at], labels[at]))
         else:
-            own = generator(seed, number).initial_seed()
+            own = make_generator(seed, number).initial_seed()
             part = None if mask is None else mask[at]
             results.append(attack(model, inputs[at], labels[at], mask=part, seed=own, **settings))
     return select_rows(join_results(results), order.argsort())

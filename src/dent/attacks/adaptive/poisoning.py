@@ -14,7 +14,7 @@ from dent.attacks.losses import make_loss
 from dent.attacks.norms import project, sample_in_ball, unsqueeze_like
 from dent.attacks.pgd import take_step
 from dent.attacks.search import AttackedModel, Model, is_broken
-from dent.seeds import generator
+from dent.seeds import make_generator
 
 
 def poisoning(
@@ -79,5 +79,6 @@ def _draw_start(inputs: Tensor, restart: int, *, eps: float, norm: str, seed: in
     if restart == 0:
         points = torch.full_like(inputs, 0.5)
     else:
-        points = inputs + eps * sample_in_ball(inputs.shape, norm, generator(seed, restart)).to(inputs)
+        drawn = sample_in_ball(inputs.shape, norm, make_generator(seed, restart))
+        points = inputs + eps * drawn.to(inputs)
     return project(points, inputs, eps=eps, norm=norm)
