@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 from scipy.stats import entropy as scipy_entropy
 
-from dent.defense.dent.objectives import entropy, information_maximization, mean_entropy
+from dent.defense.dent.descent import entropy, information_maximization, mean_entropy
 
 batches = st.integers(0, 2**32 - 1).map(
     lambda seed: 5 * torch.randn(4, 6, dtype=torch.double, generator=torch.Generator().manual_seed(seed))

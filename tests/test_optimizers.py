@@ -6,7 +6,7 @@ import pytest
 import pytorch_optimizer
 import torch
 
-from dent.defense.dent.optimizers import OPTIMIZERS
+from dent.defense.dent.descent import OPTIMIZERS
 
 REFERENCES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.8}, {"lr": 0.1, "momentum": 0.8}),

@@ -19,14 +19,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dent.declared import Declared
-from dent.defense.dent.checks import check_inputs, check_logits, check_model
-from dent.defense.dent.layers import (
-    AdaptableModel,
-    Tensors,
+from dent.defense.dent.checks import (
     affine_names,
+    check_inputs,
+    check_logits,
+    check_model,
+    check_shape,
     is_normalization,
     needs_batch_statistics,
 )
+from dent.defense.dent.layers import AdaptableModel, Tensors
 from dent.defense.dent.settings import PRESETS, Gradient
 from dent.defense.protocol import read_independence
 
@@ -54,9 +56,7 @@ class Network:
 
     def __call__(self, inputs: Tensor, delta: Tensor | None = None) -> Tensor:
         """Return logits (N, classes), with `delta` added to the scales and shifts if it is given."""
-        logits = self._model(inputs, self._tensors, delta)
-        check_logits(logits, inputs, type(self._model.model).__name__, values=False)
-        return logits
+        return self._model(inputs, self._tensors, delta)
 
     def make_delta(self, rows: int) -> Tensor:
         """Return a Delta of zeros (rows, parameters)."""
@@ -227,7 +227,8 @@ class Defended(nn.Module):
         if inputs.is_inference() and not torch.is_inference_mode_enabled():
             inputs = inputs.clone()
         logits = self.settings.predict(Network(self._net), inputs, state.variables)
-        check_logits(logits, inputs, type(self.model).__name__)
+        check_shape(logits, inputs, type(self.model).__name__)
+        check_logits(logits, type(self.model).__name__)
         return logits
 
     @property

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dent.declared import Number
 from dent.defense.defended import Method, Network, Variables, measure_batch
-from dent.defense.dent.objectives import entropy
-from dent.defense.dent.optimizers import sgd
+from dent.defense.dent.descent import entropy, sgd
 
 
 class Eata(Method):

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dent.defense.dent.layers import needs_batch_statistics
+from dent.defense.dent.checks import needs_batch_statistics
 
 State = TypeVar("State")
 

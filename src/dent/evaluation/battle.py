@@ -21,7 +21,7 @@ from dent.attacks import apgd
 from dent.attacks.checks import check_model
 from dent.attacks.norms import lengths
 from dent.defense import Dent
-from dent.defense.dent.objectives import entropy
+from dent.defense.dent.descent import entropy
 from dent.evaluation.attacks import Subject
 from dent.evaluation.sources import preserve_rng
 

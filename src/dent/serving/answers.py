@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from dent.defense import PRESETS, Dent
-from dent.defense.dent.objectives import entropy
+from dent.defense.dent.descent import entropy
 
 
 class Prediction(BaseModel):

@@ -1,18 +1,34 @@
-"""What a defense refuses or warns of, and why: models, batches, inputs and logits."""
+"""What a defense can adapt, and what it refuses or warns of: models, batches, inputs and logits."""
 
 from __future__ import annotations
+
+import warnings
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from dent.defense.dent.layers import affine_names, is_normalization, needs_batch_statistics
 from dent.defense.dent.settings import Settings
 
 
 class LowDiversityWarning(UserWarning):
     """Information maximization got a batch whose inputs all look like one class."""
+
+
+def is_normalization(layer: nn.Module) -> bool:
+    return isinstance(layer, (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm))
+
+
+def needs_batch_statistics(layer: nn.Module) -> bool:
+    """Return True if the layer kept no statistics in training, so that it always uses its batch's."""
+    return isinstance(layer, _BatchNorm) and layer.running_mean is None
+
+
+def affine_names(layer: nn.Module) -> list[str]:
+    """Return which of scale (`weight`) and shift (`bias`) the layer has."""
+    return [name for name in ("weight", "bias") if layer._parameters.get(name) is not None]
 
 
 def check_model(model: nn.Module, settings: Settings) -> None:
@@ -88,11 +104,8 @@ def check_inputs(inputs: Tensor, model: nn.Module, settings: Settings) -> None:
         raise ValueError("expected finite inputs, got NaN or infinity")
 
 
-def check_logits(logits: object, inputs: Tensor, name: str, *, values: bool = True) -> None:
-    """Raise if the model called `name` returned no logits.
-
-    values: also look for NaN and probabilities, which makes a GPU wait.
-    """
+def check_shape(logits: object, inputs: Tensor, name: str) -> None:
+    """Raise if the model called `name` returned no logits (N, classes) of the inputs."""
     if not isinstance(logits, Tensor):
         raise TypeError(
             f"expected {name} to return a tensor of logits (N, classes), got {type(logits).__name__}; "
@@ -103,11 +116,15 @@ def check_logits(logits: object, inputs: Tensor, name: str, *, values: bool = Tr
             f"expected {name} to return logits ({len(inputs)}, classes), got {logits.dtype} of shape "
             f"{tuple(logits.shape)}"
         )
+
+
+def check_logits(logits: Tensor, name: str) -> None:
+    """Raise ValueError if the model called `name` returned NaN or probabilities. A GPU waits for it."""
     rows = logits.detach().float()
-    if values and not is_finite(rows):
+    if not is_finite(rows):
         raise ValueError(f"expected {name} to return finite logits, got NaN or infinity")
     # A single row that sums to 1 is no evidence: logits may be non-negative.
-    if values and len(rows) > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-4).all():
+    if len(rows) > 1 and (rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-4).all():
         raise ValueError(
             f"expected {name} to return logits, got probabilities (rows that sum to 1); drop its softmax"
         )
@@ -118,8 +135,8 @@ def is_finite(values: Tensor) -> bool:
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-def find_low_diversity(logits: Tensor) -> str:
-    """Return what information maximization does wrong with these predictions, or an empty text."""
+def warn_of_low_diversity(logits: Tensor) -> bool:
+    """Warn if information maximization may harm these predictions: all look like one class."""
     if len(logits) == 1:
         problem = "a batch of one leaves the model static, at the cost of adapting it"
     elif (logits.argmax(1) == logits[0].argmax()).all():
@@ -128,8 +145,11 @@ def find_low_diversity(logits: Tensor) -> str:
             "predictions differ, so that right answers may turn wrong"
         )
     else:
-        return ""
-    return (
+        return False
+    warnings.warn(
         f"information maximization needs batches of several classes: {problem}; use larger batches, or "
-        "the preset dent+solo, which adapts to each input alone"
+        "the preset dent+solo, which adapts to each input alone",
+        LowDiversityWarning,
+        stacklevel=5,
     )
+    return True

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -22,32 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
-from dent.defense.dent.channel_affine import channel_affine
+from dent.defense.dent.checks import affine_names, check_shape, is_normalization
 
 Tensors = dict[str, Tensor]
-Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and variance of each BatchNorm layer, by name
 # From what enters a BatchNorm layer (N, C, ...), its mean and its variance of training to those it uses.
 Estimate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _LOG = logging.getLogger("dent")
 _HOOKS = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
 _STOCK_FORWARDS = (nn.BatchNorm2d.forward, nn.SyncBatchNorm.forward)
-
-
-def is_normalization(layer: nn.Module) -> bool:
-    return isinstance(layer, (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm))
-
-
-def needs_batch_statistics(layer: nn.Module) -> bool:
-    """Return True if the layer kept no statistics in training, so that it always uses its batch's."""
-    return isinstance(layer, _BatchNorm) and layer.running_mean is None
-
-
-def affine_names(layer: nn.Module) -> list[str]:
-    """Return which of scale (`weight`) and shift (`bias`) the layer has."""
-    return [name for name in ("weight", "bias") if layer._parameters.get(name) is not None]
 
 
 class AdaptableModel:
@@ -68,6 +51,7 @@ class AdaptableModel:
     ) -> None:
         self.model = model
         self.test_share = test_share
+        self.compile = compile
         self.channels_last = channels_last
         self.affine_names = [
             f"{name}.{one}".lstrip(".")
@@ -75,33 +59,20 @@ class AdaptableModel:
             if is_normalization(layer)
             for one in affine_names(layer)
         ]
-        self.compile = compile
         self._compiled_for: set[torch.Size] = set()
         self._accepts_channels_last: dict[tuple[Any, ...], bool] = {}  # by shape and dtype
         self._idle = [self._build()]  # copies that no thread is using
 
     def __call__(
-        self,
-        inputs: Tensor,
-        tensors: Tensors,
-        delta: Tensor | None = None,
-        *,
-        statistics: Statistics | None = None,
-        eager: bool = False,
+        self, inputs: Tensor, tensors: Tensors, delta: Tensor | None = None, *, eager: bool = False
     ) -> Tensor:
-        """Return the logits at theta + Delta.
+        """Return the logits (N, classes) at theta + Delta.
 
-        tensors: what `read_tensors` returned.
+        tensors: theta, from `read_tensors`; with those of `measure_statistics` to use them.
         delta: (1 or N, parameters), or None for the model's own scales and shifts.
-        statistics: mean and variance to use instead of those that `test_share` asks for.
         eager: do not use the compiled function; torch cannot differentiate it twice.
         """
-        if delta is not None:
-            tensors = tensors | self.add_delta(tensors, delta)
-        for name, (mean, var) in (statistics or {}).items():
-            tensors = tensors | {f"{name}.frozen_mean": mean, f"{name}.frozen_var": var}
-        inputs = self.lay_out(inputs)
-        call: Any = functional_call
+        inputs, call = self.lay_out(inputs), functional_call
         if self.compile and not eager:
             call = _compile_call()
             if inputs.shape not in self._compiled_for:
@@ -111,20 +82,9 @@ class AdaptableModel:
                     tuple(inputs.shape),
                 )
         with self._borrow() as net:
-            return call(net, tensors, (inputs,), tie_weights=False)  # type: ignore[no-any-return]
-
-    def measure_statistics(self, inputs: Tensor, tensors: Tensors, delta: Tensor | None) -> Statistics:
-        """Return the mean and variance that each BatchNorm layer uses for these inputs."""
-        measured: Statistics = {}
-
-        def measure(name: str, layer: nn.Module, args: tuple[Tensor]) -> None:
-            measured[name] = _get_statistics(layer, args[0], self.test_share)
-
-        if delta is not None:
-            tensors = tensors | self.add_delta(tensors, delta)
-        with torch.no_grad():
-            self.call_hooked(inputs, tensors, _BatchNorm, measure)
-        return measured
+            logits: Tensor = call(net, self.add_delta(tensors, delta), (inputs,), tie_weights=False)
+        check_shape(logits, inputs, type(self.model).__name__)
+        return logits
 
     def call_hooked(
         self, inputs: Tensor, tensors: Tensors, kind: type[nn.Module], hook: Callable[..., None]
@@ -135,6 +95,18 @@ class AdaptableModel:
                 if isinstance(layer, kind):
                     hooks.enter_context(layer.register_forward_pre_hook(partial(hook, name)))
             return functional_call(net, tensors, (self.lay_out(inputs),), tie_weights=False)  # type: ignore[no-any-return]
+
+    def measure_statistics(self, inputs: Tensor, tensors: Tensors, delta: Tensor | None) -> Tensors:
+        """Return the mean and variance that each BatchNorm layer uses for these inputs, by name."""
+        measured: Tensors = {}
+
+        def measure(name: str, layer: nn.Module, args: tuple[Tensor]) -> None:
+            mean, var = _get_statistics(layer, args[0], self.test_share)
+            measured.update({f"{name}.frozen_mean": mean, f"{name}.frozen_var": var})
+
+        with torch.no_grad():
+            self.call_hooked(inputs, self.add_delta(tensors, delta), _BatchNorm, measure)
+        return measured
 
     def read_tensors(self) -> Tensors:
         """Return the model's parameters and buffers of now, as constants that share their memory."""
@@ -148,20 +120,17 @@ class AdaptableModel:
 
     def flatten_affine(self, tensors: Tensors) -> Tensor:
         """Return all scales and shifts as one row, in float32 at least: half would lose small steps."""
-        values = [tensors[name].flatten() for name in self.affine_names]
-        exact = torch.float32
-        for value in values:
-            exact = torch.promote_types(exact, value.dtype)
-        return torch.cat([value.to(exact) for value in values])
+        row = torch.cat([tensors[name].flatten() for name in self.affine_names])
+        return row.to(torch.promote_types(row.dtype, torch.float32))
 
-    def add_delta(self, tensors: Tensors, delta: Tensor) -> Tensors:
-        """Return the adapted scales and shifts by name, each (1 or N, *shape)."""
-        shapes = {name: tensors[name].shape for name in self.affine_names}
-        rows = (self.flatten_affine(tensors) + delta).split([s.numel() for s in shapes.values()], 1)
-        return {
-            name: piece.reshape(len(delta), *shape)
-            for (name, shape), piece in zip(shapes.items(), rows, strict=True)
-        }
+    def add_delta(self, tensors: Tensors, delta: Tensor | None) -> Tensors:
+        """Return theta + Delta: the tensors with adapted scales and shifts, each (1 or N, *shape)."""
+        if delta is None:
+            return tensors
+        shapes = [tensors[name].shape for name in self.affine_names]
+        columns = (self.flatten_affine(tensors) + delta).split([s.numel() for s in shapes], 1)
+        named = zip(self.affine_names, columns, shapes, strict=True)
+        return tensors | {name: column.reshape(-1, *shape) for name, column, shape in named}
 
     def lay_out(self, inputs: Tensor) -> Tensor:
         """Return the inputs in the memory layout of the calls."""
@@ -266,24 +235,23 @@ def _make_adaptable(name: str, layer: Any, test_share: float | Estimate) -> None
         layer.forward = partial(_other_norm, layer, name, dims)
         # nn.TransformerEncoderLayer reads the weights of its norms past their forward, unless one of
         # its modules has a hook.
-        layer.register_forward_pre_hook(_keep_off_fast_path)
+        layer.register_forward_pre_hook(lambda layer, args: None)
 
 
 def _batch_norm(layer: Any, name: str, test_share: float | Estimate, x: Tensor) -> Tensor:
-    forward = type(layer).forward
-    share, is_frozen = _get_share(layer, test_share), layer.frozen_mean is not None
-    has_rows = any(value is not None and value.dim() == 2 for value in (layer.weight, layer.bias))
-    if not has_rows and share == 0 and not is_frozen:
+    forward, affine = type(layer).forward, (layer.weight, layer.bias)
+    share = 1.0 if layer.running_mean is None else test_share
+    uses_batch, is_frozen = share != 0, layer.frozen_mean is not None
+    if not uses_batch and not is_frozen and all(one is None or one.dim() == 1 for one in affine):
         return forward(layer, x)  # type: ignore[no-any-return]  # to the bit what the model computes
-    weight, bias = _as_rows(layer.weight), _as_rows(layer.bias)
+    weight, bias = (one[None] if one is not None and one.dim() == 1 else one for one in affine)
     _check_rows(name, x, weight, bias)
-    uses_batch = share != 0 and not is_frozen
-    if uses_batch and math.prod(x.shape) == x.shape[1]:
+    if uses_batch and not is_frozen and x.numel() == x.shape[1]:
         raise ValueError(
             f"statistics of the test batch need more than one value per channel, got "
             f"{tuple(x.shape)} at layer {name!r}; use larger batches or statistics='train'"
         )
-    if uses_batch and share == 1 and (weight is None or len(weight) == 1):
+    if share == 1 and not is_frozen and (weight is None or len(weight) == 1):
         scale, shift = (None if rows is None else rows[0] for rows in (weight, bias))
         y = F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
     else:
@@ -299,6 +267,28 @@ def _batch_norm(layer: Any, name: str, test_share: float | Estimate, x: Tensor) 
     identity = {"weight": one, "bias": zero, "running_mean": zero, "running_var": one - layer.eps}
     with _holding(layer, identity):
         return forward(layer, y)  # type: ignore[no-any-return]
+
+
+def _get_statistics(layer: Any, x: Tensor, test_share: float | Estimate) -> tuple[Tensor, Tensor]:
+    """Return the mean and variance that a BatchNorm layer uses for x."""
+    if layer.frozen_mean is not None:
+        return layer.frozen_mean, layer.frozen_var
+    x, mean, var = (
+        x.to(torch.promote_types(x.dtype, torch.float32)),
+        layer.running_mean,
+        layer.running_var,
+    )
+    share = 1.0 if mean is None else test_share
+    if mean is not None:
+        mean, var = mean.to(x.dtype), var.to(x.dtype)
+    if callable(share):
+        return share(x, mean, var)
+    if share == 0:
+        return mean, var
+    batch_var, batch_mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    if share == 1:
+        return batch_mean, batch_var
+    return torch.lerp(mean, batch_mean, share), torch.lerp(var, batch_var, share)
 
 
 def _other_norm(layer: Any, name: str, dims: dict[str, int], x: Tensor) -> Tensor:
@@ -321,26 +311,6 @@ def _other_norm(layer: Any, name: str, dims: dict[str, int], x: Tensor) -> Tenso
     return torch.vmap(lambda x, affine: call_with(x[None], affine)[0])(x, rows)
 
 
-def _get_share(layer: nn.Module, test_share: float | Estimate) -> float | Estimate:
-    return 1.0 if needs_batch_statistics(layer) else test_share
-
-
-def _get_statistics(layer: Any, x: Tensor, test_share: float | Estimate) -> tuple[Tensor, Tensor]:
-    """Return the mean and variance that a BatchNorm layer uses for x."""
-    if layer.frozen_mean is not None:
-        return layer.frozen_mean, layer.frozen_var
-    exact, share = torch.promote_types(x.dtype, torch.float32), _get_share(layer, test_share)
-    if callable(share):
-        return share(x.to(exact), layer.running_mean.to(exact), layer.running_var.to(exact))
-    if share == 0:
-        return layer.running_mean.to(exact), layer.running_var.to(exact)
-    var, mean = torch.var_mean(x.to(exact), [0, *range(2, x.dim())], correction=0)
-    if share < 1:
-        mean = torch.lerp(layer.running_mean.to(exact), mean, share)
-        var = torch.lerp(layer.running_var.to(exact), var, share)
-    return mean, var
-
-
 @contextmanager
 def _holding(layer: Any, tensors: Tensors) -> Iterator[None]:
     """Give the layer other parameters and buffers for the time of a block."""
@@ -354,10 +324,6 @@ def _holding(layer: Any, tensors: Tensors) -> Iterator[None]:
         layer._parameters, layer._buffers = own
 
 
-def _as_rows(value: Tensor | None) -> Tensor | None:
-    return value[None] if value is not None and value.dim() == 1 else value
-
-
 def _check_rows(name: str, x: Tensor, *affine: Tensor | None) -> None:
     for rows in affine:
         if rows is not None and len(rows) not in (1, len(x)):
@@ -367,5 +333,47 @@ def _check_rows(name: str, x: Tensor, *affine: Tensor | None) -> None:
             )
 
 
-def _keep_off_fast_path(layer: nn.Module, args: Any) -> None:
-    return None
+def channel_affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Return x * scale + shift for x (N, C, ...) and scale, shift (1 or N, C).
+
+    >>> channel_affine(torch.ones(2, 1, 2), torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1))[:, 0, 0]
+    tensor([1., 2.])
+    """
+    if torch.compiler.is_compiling():
+        return (x * _as_channels(scale, x) + _as_channels(shift, x)).to(x.dtype)
+    return _ChannelAffine.apply(x, scale, shift)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _ChannelAffine(torch.autograd.Function):
+    """One pass forward and as few as possible backward: half of what dent adds to the convolutions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        exact = x.to(scale.dtype)  # in half precision a small Delta would be lost
+        return torch.addcmul(_as_channels(shift, x), exact, _as_channels(scale, x)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, scale = ctx.saved_tensors
+        grad, exact = grads[0].to(scale.dtype), x.to(scale.dtype)
+        product = grad_x = grad_scale = grad_shift = None
+        if ctx.needs_input_grad[1]:
+            product = grad * exact
+            grad_scale = _sum_channels(product, scale)
+        if ctx.needs_input_grad[2]:
+            grad_shift = _sum_channels(grad, scale)
+        if ctx.needs_input_grad[0]:
+            # Large tensors cost more to allocate than to compute: reuse one if no graph is built.
+            out = None if torch.is_grad_enabled() else product
+            grad_x = torch.mul(grad, _as_channels(scale, x), out=out).to(x.dtype)
+        return grad_x, grad_scale, grad_shift
+
+
+def _as_channels(rows: Tensor, x: Tensor) -> Tensor:
+    return rows.reshape(rows.shape + (1,) * (x.dim() - 2))
+
+
+def _sum_channels(values: Tensor, like: Tensor) -> Tensor:
+    rows = values.sum(tuple(range(2, values.dim()))) if values.dim() > 2 else values
+    return rows.sum(0, keepdim=True) if len(like) == 1 else rows

@@ -1,15 +1,15 @@
 """Defensive entropy minimization: a classifier that adapts to every batch it is given (section 3).
 
-Read it from `Dent.forward` down: a call adapts, then predicts; `adapt` makes the updates; `update` is
-the method. What makes it fast and leaves the model alone is in `layers.py`.
+`minimize_entropy` is the method. `Dent` turns it and a model into a defense: a call adapts, then
+predicts. What makes it fast and leaves the model alone is in `layers.py`.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -18,27 +18,63 @@ from torch.autograd.function import once_differentiable
 
 from dent.defense.dent.blur import bound_blur, get_deviations, make_blur, smooth
 from dent.defense.dent.checks import (
-    LowDiversityWarning,
+    affine_names,
     check_chunk,
     check_inputs,
     check_logits,
     check_model,
-    find_low_diversity,
-)
-from dent.defense.dent.layers import (
-    AdaptableModel,
-    Statistics,
-    Tensors,
-    affine_names,
     is_normalization,
+    warn_of_low_diversity,
 )
-from dent.defense.dent.objectives import OBJECTIVES, entropy
-from dent.defense.dent.optimizers import OPTIMIZERS, Moments
+from dent.defense.dent.descent import OBJECTIVES, OPTIMIZERS, Moments, entropy
+from dent.defense.dent.layers import AdaptableModel, Tensors
 from dent.defense.dent.settings import Gradient, Settings
 from dent.defense.protocol import read_independence
 
 # For each of "delta" and "blur" that is adapted: its value, then the moments of the optimizer.
 Variables = dict[str, tuple[Tensor, ...]]
+
+
+def minimize_entropy(
+    f: AdaptableModel,
+    theta: Tensors,
+    x: Tensor,
+    variables: Variables,
+    steps: Iterable[int],
+    settings: Settings,
+    *,
+    chunk: int | None = None,
+    keep_graph: bool = False,
+) -> Iterator[tuple[Tensor, Variables]]:
+    """Minimize H(f(g(x; Sigma); theta + Delta)) over Delta and Sigma by gradient steps (section 3.2).
+
+    Yield for each step the logits that it saw and the variables after it.
+
+    steps: numbers of the steps, from 1.
+    keep_graph: build the graph from `x` and `variables` to the variables that are yielded.
+    """
+    objective, optimizer = OBJECTIVES[settings.objective], OPTIMIZERS[settings.optimizer]
+    rates, options = {"delta": settings.lr, "blur": settings.blur_lr}, settings.optimizer_options()
+    total = len(x) if settings.reduction == "mean" else 1
+    for step in steps:
+        values = {name: value for name, (value, *_) in variables.items()}
+        if not keep_graph:
+            values = {name: value.detach().requires_grad_() for name, value in values.items()}
+        seen, grads = [], []
+        with torch.enable_grad():
+            for x_piece, delta, sigma in _cut(x, values, chunk):  # one piece, unless `chunk` is given
+                logits = f(smooth(x_piece, sigma), theta, delta, eager=keep_graph)
+                loss = objective(logits) * (len(x_piece) / total)
+                grads.append(_differentiate(loss, list(values.values()), keep_graph))
+                seen.append(logits.detach())
+        after: Variables = {}
+        with torch.set_grad_enabled(keep_graph):
+            for (name, value), *parts in zip(values.items(), *grads, strict=True):
+                grad, moments = reduce(torch.add, parts), variables[name][1:]
+                value, moments = optimizer.update(value, grad, moments, step, lr=rates[name], **options)
+                after[name] = (bound_blur(value, x.shape[2:]) if name == "blur" else value, *moments)
+        variables = after
+        yield torch.cat(seen), variables
 
 
 @dataclass(frozen=True)
@@ -68,7 +104,7 @@ class State:
     blur: (1 or N, 1 to 3), the parameters of the smoothing (see `blur.py`), or None.
     moments: what the optimizer remembers of delta and of blur, to continue from here.
     steps: number of updates that led here.
-    statistics: mean and variance of each BatchNorm layer if they were frozen, else None.
+    statistics: mean and variance of each BatchNorm layer, by name, if they were frozen, else None.
     """
 
     delta: Tensor | None
@@ -76,7 +112,7 @@ class State:
     moments: dict[str, Moments]
     steps: int
     trace: Trace
-    statistics: Statistics | None = None
+    statistics: Tensors | None = None
 
 
 class Dent(nn.Module):
@@ -119,9 +155,6 @@ class Dent(nn.Module):
         self._net = AdaptableModel(
             model, test_share=settings.test_share, compile=compile, channels_last=channels_last
         )
-        adapted = {"delta": settings.adapts_affine, "blur": settings.adapts_blur}
-        rates = {"delta": settings.lr, "blur": settings.blur_lr}
-        self._learning_rates = {name: rates[name] for name in rates if adapted[name]}
         self._has_warned = False
 
     def forward(self, inputs: Tensor, *, gradient: Gradient | None = None) -> Tensor:
@@ -137,7 +170,7 @@ class Dent(nn.Module):
         gradient: Gradient | None = None,
         freeze_statistics: bool = False,
     ) -> State:
-        """Minimize the entropy of the predictions on a batch over Delta and Sigma.
+        """Return Delta and Sigma after `steps` updates on the inputs.
 
         start: continue from this state. None starts from the model's own parameters.
         steps: number of updates (default: the setting).
@@ -148,99 +181,41 @@ class Dent(nn.Module):
         that `predict` takes any inputs, even a single one, as if they came with this batch.
         """
         steps = self.settings.steps if steps is None else steps
-        gradient = gradient or self.settings.gradient
-        if gradient not in ("stale", "unrolled"):
-            raise ValueError(f"gradient: expected stale or unrolled, got {gradient!r}")
-        if steps < 0 or (steps > 0 and not self._learning_rates):
-            raise ValueError(f"steps: expected {'>= 0' if self._learning_rates else '0'}, got {steps}")
-        check_inputs(inputs, self.model, self.settings)
-        is_unrolled = gradient == "unrolled" and torch.is_grad_enabled() and inputs.requires_grad
+        is_unrolled = self._check_call(inputs, steps, gradient or self.settings.gradient)
         with torch.inference_mode(False):
             inputs = inputs.clone() if inputs.is_inference() else inputs
-            inputs = self._net.lay_out(inputs if is_unrolled else inputs.detach())
-            static_blur = None if "blur" in self._learning_rates else self._start_blur(inputs, 1)
-            smoothed = self._net.lay_out(smooth(inputs, static_blur))
-            tensors, done = self._net.read_tensors(), start.steps if start else 0
-            variables = self._start(inputs, tensors, start)
+            inputs = inputs if is_unrolled else inputs.detach()
+            is_fixed = self.settings.blur != "off" and not self.settings.adapts_blur
+            fixed_blur = self._make_blur(inputs, 1) if is_fixed else None
+            x, theta = self._net.lay_out(smooth(inputs, fixed_blur)), self._net.read_tensors()
+            variables, done = self._start(inputs, theta, start), start.steps if start else 0
             logits: list[Tensor] = []
-            sizes = [_measure(inputs, variables, static_blur)]
-            for step in range(done + 1, done + steps + 1):
-                if is_unrolled:
-                    seen, *flat = _UnrolledUpdate.apply(  # type: ignore[no-untyped-call]
-                        self, smoothed, tensors, step, list(variables), *_flatten(variables)
-                    )
-                    variables = _group(variables, flat)
-                else:
-                    seen, variables = self.update(smoothed, tensors, step, variables)
+            sizes = [_measure(inputs, variables, fixed_blur)]
+
+            def record(seen: Tensor, after: Variables) -> None:
                 if not logits:
-                    check_logits(seen, inputs, type(self.model).__name__)
-                    self._warn_of_low_diversity(seen)
+                    self._check_first(seen)
                 logits.append(seen)
-                sizes.append(_measure(inputs, variables, static_blur))
-            delta = variables["delta"][0] if "delta" in variables else None
-            blur = variables["blur"][0] if "blur" in variables else static_blur
-            statistics: Statistics | None = None
+                sizes.append(_measure(inputs, after, fixed_blur))
+
+            run = partial(minimize_entropy, self._net, theta, settings=self.settings, chunk=self.chunk)
+            numbers = range(done + 1, done + steps + 1)
+            if is_unrolled:
+                names, flat = list(variables), _flatten(variables)
+                variables = _group(names, _Unrolled.apply(run, record, numbers, names, x, *flat))  # type: ignore[no-untyped-call]
+            else:
+                for seen, after in run(x, variables, numbers):
+                    record(seen, after)
+                    variables = after
+            delta, blur = (_get_value(variables, name) for name in ("delta", "blur"))
+            statistics = None
             if freeze_statistics:
-                statistics = self._net.measure_statistics(smooth(inputs, blur), tensors, delta)
+                statistics = self._net.measure_statistics(smooth(x, blur), theta, delta)
             norms, deviations = (torch.stack(column) for column in zip(*sizes, strict=True))
-            trace = Trace(
-                torch.stack(logits) if logits else inputs.new_empty(0, len(inputs), 0), norms, deviations
-            )
+            seen = torch.stack(logits) if logits else inputs.new_empty(0, len(inputs), 0)
             moments = {name: group[1:] for name, group in variables.items()}
+            blur, trace = fixed_blur if blur is None else blur, Trace(seen, norms, deviations)
             return State(delta, blur, moments, done + steps, trace, statistics)
-
-    def update(
-        self,
-        inputs: Tensor,
-        tensors: Tensors,
-        step: int,
-        variables: Variables,
-        *,
-        differentiable: bool = False,
-    ) -> tuple[Tensor, Variables]:
-        """Make one update (section 3.2). Return the logits that it saw and the variables after it.
-
-        tensors: those of the model. step: number of the update, from 1.
-        differentiable: keep the graph, for the unrolled gradient.
-        """
-        settings = self.settings
-        values = {name: group[0] for name, group in variables.items()}
-        if not differentiable:
-            values = {name: value.detach().requires_grad_() for name, value in values.items()}
-        pieces = math.ceil(len(inputs) / self.chunk) if self.chunk else 1
-        seen: list[Tensor] = []
-        grads: list[Tensor] = []
-        with torch.enable_grad():
-            for i, piece in enumerate(inputs.chunk(pieces)):
-                delta, blur = (_take_rows(values.get(name), i, pieces) for name in ("delta", "blur"))
-                # f(g(x; Sigma); theta + Delta)
-                logits = self._net(smooth(piece, blur), tensors, delta, eager=differentiable)
-                check_logits(logits, piece, type(self.model).__name__, values=False)
-                loss = OBJECTIVES[settings.objective](logits) * len(piece)
-                if settings.reduction == "mean":
-                    loss = loss / len(inputs)
-                if not loss.requires_grad:
-                    raise ValueError(
-                        "the logits do not depend on what is adapted: the model's normalization layers "
-                        "are not called, or its forward switches gradients off"
-                    )
-                new = torch.autograd.grad(
-                    loss, list(values.values()), create_graph=differentiable, materialize_grads=True
-                )
-                grads = [a + b for a, b in zip(grads, new, strict=True)] if grads else list(new)
-                seen.append(logits.detach())
-        after: Variables = {}
-        with torch.set_grad_enabled(differentiable):
-            options = settings.optimizer_options()
-            for (name, value), grad in zip(values.items(), grads, strict=True):
-                lr, moments = self._learning_rates[name], variables[name][1:]
-                new_value, new_moments = OPTIMIZERS[settings.optimizer].update(
-                    value, grad, moments, step, lr=lr, **options
-                )
-                if name == "blur":
-                    new_value = bound_blur(new_value, inputs.shape[2:])
-                after[name] = (new_value, *new_moments)
-        return torch.cat(seen), after
 
     def predict(self, inputs: Tensor, state: State) -> Tensor:
         """Return the logits of the model as adapted in `state`: a static model.
@@ -257,16 +232,17 @@ class Dent(nn.Module):
                 )
         if inputs.is_inference() and not torch.is_inference_mode_enabled():
             inputs = inputs.clone()
-        tensors, smoothed = self._net.read_tensors(), smooth(inputs, state.blur)
-        logits = self._net(smoothed, tensors, state.delta, statistics=state.statistics)
-        check_logits(logits, inputs, type(self.model).__name__)
+        theta = self._net.read_tensors() | (state.statistics or {})
+        logits = self._net(smooth(inputs, state.blur), theta, state.delta)
+        check_logits(logits, type(self.model).__name__)
         return logits
 
     def affine(self, state: State) -> dict[str, Tensor]:
         """Return the adapted scales and shifts by name, each (1 or N, *shape)."""
         if state.delta is None:
             return {}
-        return self._net.add_delta(self._net.read_tensors(), state.delta)
+        adapted = self._net.add_delta(self._net.read_tensors(), state.delta)
+        return {name: adapted[name] for name in self._net.affine_names}
 
     @property
     def independent(self) -> bool | None:
@@ -303,69 +279,110 @@ class Dent(nn.Module):
         ]
         return f"Dent({self.name}\n  " + "\n  ".join(lines) + "\n)"
 
-    def _start(self, inputs: Tensor, tensors: Tensors, start: State | None) -> Variables:
-        """Return Delta = 0 and the initial Sigma, or the variables of `start`."""
-        variables: Variables = {}
-        for name in self._learning_rates:
-            if start is not None:
-                value, moments = getattr(start, name), start.moments[name]
-            else:
-                per = self.settings.affine if name == "delta" else self.settings.blur_per
-                rows = len(inputs) if per == "sample" else 1
-                if name == "delta":
-                    value = torch.zeros_like(self._net.flatten_affine(tensors)).repeat(rows, 1)
-                else:
-                    value = self._start_blur(inputs, rows)
-                moments = (torch.zeros_like(value),) * OPTIMIZERS[self.settings.optimizer].moments
-            variables[name] = (value, *moments)
-        return variables
+    def _check_call(self, inputs: Tensor, steps: int, gradient: Gradient) -> bool:
+        """Raise if `adapt` cannot run with these arguments. Return True if it must build a graph."""
+        if gradient not in ("stale", "unrolled"):
+            raise ValueError(f"gradient: expected stale or unrolled, got {gradient!r}")
+        adapts = self.settings.adapts_affine or self.settings.adapts_blur
+        if steps < 0 or (steps > 0 and not adapts):
+            raise ValueError(f"steps: expected {'>= 0' if adapts else '0'}, got {steps}")
+        check_inputs(inputs, self.model, self.settings)
+        return gradient == "unrolled" and steps > 0 and torch.is_grad_enabled() and inputs.requires_grad
 
-    def _start_blur(self, inputs: Tensor, rows: int) -> Tensor | None:
-        """Return the initial Sigma, or None without smoothing."""
-        if self.settings.blur == "off":
-            return None
-        exact = torch.promote_types(inputs.dtype, torch.float32)
+    def _check_first(self, logits: Tensor) -> None:
+        """Check the logits that the first update saw. Warn once if they all are of one class."""
+        check_logits(logits, type(self.model).__name__)
+        if self.settings.objective == "information-maximization" and not self._has_warned:
+            self._has_warned = warn_of_low_diversity(logits)
+
+    def _start(self, inputs: Tensor, theta: Tensors, start: State | None) -> Variables:
+        """Return Delta = 0 and the initial Sigma, or the variables of `start`."""
+        if start is not None:
+            return {name: (getattr(start, name), *moments) for name, moments in start.moments.items()}
+        settings, values = self.settings, {}
+        if settings.adapts_affine:
+            rows = len(inputs) if settings.affine == "sample" else 1
+            values["delta"] = torch.zeros_like(self._net.flatten_affine(theta)).repeat(rows, 1)
+        if settings.adapts_blur:
+            values["blur"] = self._make_blur(inputs, len(inputs) if settings.blur_per == "sample" else 1)
+        count = OPTIMIZERS[settings.optimizer].moments
+        return {name: (value, *repeat(torch.zeros_like(value), count)) for name, value in values.items()}
+
+    def _make_blur(self, inputs: Tensor, rows: int) -> Tensor:
+        """Return the initial Sigma, in float32 at least."""
         params = make_blur(self.settings.sigma, self.settings.covariance, rows)
+        exact = torch.promote_types(inputs.dtype, torch.float32)
         return bound_blur(params.to(inputs.device, exact), inputs.shape[2:])
 
-    def _warn_of_low_diversity(self, logits: Tensor) -> None:
-        """Warn once if information maximization gets inputs that all look like one class."""
-        if self._has_warned or self.settings.objective != "information-maximization":
-            return
-        if problem := find_low_diversity(logits):
-            self._has_warned = True
-            warnings.warn(problem, LowDiversityWarning, stacklevel=3)
 
+class _Unrolled(torch.autograd.Function):
+    """The steps of `minimize_entropy` with their exact gradient to `x` and to the variables.
 
-class _UnrolledUpdate(torch.autograd.Function):
-    """`Dent.update` with a gradient to inputs and variables. Backward makes the update again."""
+    Only the variables of each step are kept. Backward makes the steps again, from the last to the first.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
-        dent: Dent,
-        inputs: Tensor,
-        tensors: Tensors,
-        step: int,
+        run: Callable[..., Iterator[tuple[Tensor, Variables]]],
+        record: Callable[[Tensor, Variables], None],
+        steps: range,
         names: list[str],
+        x: Tensor,
         *flat: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(inputs, *flat)
-        ctx.dent, ctx.tensors, ctx.step, ctx.names = dent, tensors, step, names
-        logits, after = dent.update(inputs.detach(), tensors, step, _group(names, flat))
-        ctx.mark_non_differentiable(logits)
-        return logits, *_flatten(after)
+        path = [flat]
+        for logits, variables in run(x.detach(), _group(names, flat), steps):
+            record(logits, variables)
+            path.append(_flatten(variables))
+        ctx.run, ctx.steps, ctx.names = run, steps, names
+        ctx.save_for_backward(x, *(tensor for before in path[:-1] for tensor in before))
+        return path[-1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-        inputs, *flat = leaves
-        variables = _group(ctx.names, flat)
-        with torch.enable_grad():
-            _, after = ctx.dent.update(inputs, ctx.tensors, ctx.step, variables, differentiable=True)
-            back = torch.autograd.grad(_flatten(after), leaves, grads[1:], allow_unused=True)
-        return None, back[0], None, None, None, *back[1:]
+        x, *saved = ctx.saved_tensors
+        x_grad, size = torch.zeros_like(x), len(grads)
+        for step in reversed(ctx.steps):
+            saved, before = saved[:-size], saved[-size:]
+            leaves = [tensor.detach().requires_grad_() for tensor in (x, *before)]
+            ((_, after),) = ctx.run(leaves[0], _group(ctx.names, leaves[1:]), [step], keep_graph=True)
+            part, *before = torch.autograd.grad(_flatten(after), leaves, grads, materialize_grads=True)
+            grads, x_grad = tuple(before), x_grad + part
+        return None, None, None, None, x_grad, *grads
+
+
+def _cut(
+    x: Tensor, values: Tensors, chunk: int | None
+) -> Iterable[tuple[Tensor, Tensor | None, Tensor | None]]:
+    """Return pieces of at most `chunk` inputs, each with its rows of Delta and Sigma."""
+    delta, sigma = values.get("delta"), values.get("blur")
+    if chunk is None:
+        return [(x, delta, sigma)]
+    rows = (repeat(v) if v is None or len(v) == 1 else v.split(chunk) for v in (delta, sigma))
+    return zip(x.split(chunk), *rows, strict=False)
+
+
+def _differentiate(loss: Tensor, values: list[Tensor], keep_graph: bool) -> tuple[Tensor, ...]:
+    """Return the gradient of the loss to each value: 0 if the value had no part in it."""
+    if not loss.requires_grad:
+        raise ValueError(
+            "the logits do not depend on what is adapted: the model's normalization layers "
+            "are not called, or its forward switches gradients off"
+        )
+    return torch.autograd.grad(loss, values, create_graph=keep_graph, materialize_grads=True)
+
+
+def _measure(inputs: Tensor, variables: Variables, fixed_blur: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the norm of Delta and the standard deviations of Sigma, for the trace."""
+    delta = variables["delta"][0].detach().norm(dim=1) if "delta" in variables else inputs.new_zeros(1)
+    blur = variables["blur"][0].detach() if "blur" in variables else fixed_blur
+    return delta, inputs.new_zeros(1, 2) if blur is None else get_deviations(blur)
+
+
+def _get_value(variables: Variables, name: str) -> Tensor | None:
+    return variables[name][0] if name in variables else None
 
 
 def _flatten(variables: Variables) -> tuple[Tensor, ...]:
@@ -375,15 +392,3 @@ def _flatten(variables: Variables) -> tuple[Tensor, ...]:
 def _group(names: Collection[str], flat: Sequence[Tensor]) -> Variables:
     size = len(flat) // len(names)
     return {name: tuple(flat[i * size : (i + 1) * size]) for i, name in enumerate(names)}
-
-
-def _take_rows(value: Tensor | None, i: int, pieces: int) -> Tensor | None:
-    """Return the rows that belong to piece i of the batch: its own, or the one row for all."""
-    return value if value is None or len(value) == 1 else value.chunk(pieces)[i]
-
-
-def _measure(inputs: Tensor, variables: Variables, static_blur: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the norm of Delta and the standard deviations of Sigma, for the trace."""
-    blur = variables["blur"][0].detach() if "blur" in variables else static_blur
-    delta = variables["delta"][0].detach().norm(dim=1) if "delta" in variables else inputs.new_zeros(1)
-    return delta, inputs.new_zeros(1, 2) if blur is None else get_deviations(blur)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from dent.declared import raise_faults
-from dent.defense.dent.objectives import OBJECTIVES
-from dent.defense.dent.optimizers import OPTIMIZERS
+from dent.defense.dent.descent import OBJECTIVES, OPTIMIZERS
 from dent.names import check_known, lookup
 
 Per = Literal["batch", "sample"]
