@@ -19,7 +19,8 @@ class Memo(Method):
 
     The variable is Delta (N, parameters), which is added to the scales and shifts of the normalization
     layers. The paper adapts all weights to random AugMix views; here each input of a batch has a Delta
-    of its own, and the views are fixed, so that the answer is the same in every batch and call.
+    of its own, and the views are fixed, so that the answer is the same in every batch and call. An
+    update keeps the activations of all views: memory grows with their number.
     """
 
     name: ClassVar[str] = "memo"
@@ -29,7 +30,7 @@ class Memo(Method):
     steps: int = Field(1, description="Number of updates.", ge=0)
     lr: Number = Field(0.005, description="Learning rate.", gt=0)
     mirror: bool = Field(True, description="Add the mirror image of every view.")
-    shifts: int = Field(1, description="Add views shifted by so many pixels; 0 adds none.", ge=0)
+    shifts: int = Field(0, description="Add views shifted by so many pixels; 0 adds none.", ge=0)
     directions: Directions = Field("straight", description="Directions of the four shifts.")
     padding: Padding = Field("zero", description="What a shift moves in: zeros, or the edge repeated.")
 
