@@ -26,12 +26,8 @@ def make_blur(sigma: float, covariance: Covariance, rows: int) -> Tensor:
     tensor([[0., 0., 0.]])
     """
     log_sigma = math.log(sigma)
-    row = {
-        "spherical": [log_sigma],
-        "diagonal": [log_sigma, log_sigma],
-        "full": [log_sigma, 0.0, log_sigma],
-    }[covariance]
-    return torch.tensor([row]).repeat(rows, 1)
+    shapes = {"spherical": [log_sigma], "diagonal": [log_sigma] * 2, "full": [log_sigma, 0.0, log_sigma]}
+    return torch.tensor([shapes[covariance]]).repeat(rows, 1)
 
 
 def bound_blur(params: Tensor, image_size: Sequence[int]) -> Tensor:
@@ -48,8 +44,7 @@ def bound_blur(params: Tensor, image_size: Sequence[int]) -> Tensor:
 
 def get_deviations(params: Tensor) -> Tensor:
     """Return the standard deviations along y and x, (rows, 2), in pixels."""
-    factor = _get_factor(params)
-    return factor.square().sum(2).sqrt()
+    return _get_factor(params).square().sum(2).sqrt()
 
 
 def smooth(inputs: Tensor, params: Tensor | None) -> Tensor:

@@ -27,9 +27,12 @@ class Online(nn.Module):
     True
     """
 
+    independent = False  # an answer depends on the batches before it
+
     def __init__(self, dent: Dent) -> None:
         super().__init__()
         self.dent = dent
+        self.settings: Settings = dent.settings
         self.state: State | None = None
         self.training = False
         self._lock = threading.Lock()
@@ -57,15 +60,6 @@ class Online(nn.Module):
         """Forget: the next call starts from the model's own parameters."""
         with self._lock:
             self.state = None
-
-    @property
-    def settings(self) -> Settings:
-        return self.dent.settings
-
-    @property
-    def independent(self) -> bool:
-        """False: an answer depends on the batches before it."""
-        return False
 
     def train(self, mode: bool = True) -> Online:
         """Set the flag that attack libraries look at, as `Dent.train` does."""
