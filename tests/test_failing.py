@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dent import evaluate
 from dent.evaluation import Results, load_results
 from dent.evaluation.plan import Unit
+from dent.evaluation.results import MissingUnit
 from dent.evaluation.store import UnitResult
 
 
@@ -70,7 +71,7 @@ def test_a_unit_that_fails_is_done_again_and_no_other(
     assert failed.unit.attack == first
     assert "finite logits" in str(failed.error)
     assert not broken.complete
-    assert broken.cells[0].missing == (f"{failed.unit}: {failed.error}",)
+    assert broken.cells[0].missing == (MissingUnit(str(failed.unit), failed.error),)
     assert (broken.cells[0].worst.n, unbroken.cells[0].worst.n) == (12, 16)  # the others of its batches
 
     fault.touch()

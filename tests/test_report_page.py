@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import example
 
-from dent.evaluation.results import Results
+from dent.evaluation.results import MissingUnit, Results
 from dent.report.blocks import (
     EMPTY,
     Battle,
@@ -122,7 +122,7 @@ def hostile(results: Results, name: str) -> Results:
         cells.append(
             replace(
                 one, cell=cell, attacks=attacks, kinds=kinds, alone=alone, battle=battle,
-                findings=(finding,), missing=(f"{name}: not done",),
+                findings=(finding,), missing=(MissingUnit(name),),
             )
         )  # fmt: skip
     return Results(tuple(cells), {"asked": {"data": name, "suite": name}, name: name})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_up import MadeUp, cut, example, summary
 
-from dent.evaluation.results import COLUMNS, Cost, Results
+from dent.evaluation.results import COLUMNS, Cost, MissingUnit, Results
 from dent.evaluation.spec import Cell
 from dent.evaluation.suites import NATURAL
 from dent.report.blocks import Table, Value
@@ -185,7 +185,7 @@ def test_missing_units_are_told_but_not_all() -> None:
     assert lines[-1] == "- and 30 more; results.json has all"
     assert sum("no memory" in line for line in lines) == 10
     (cell,) = summary(MadeUp(cut(2, 1), {NATURAL: natural})).cells
-    mixed = Results((replace(cell, missing=("a: not done", "b: RuntimeError")),))
+    mixed = Results((replace(cell, missing=(MissingUnit("a"), MissingUnit("b", "RuntimeError"))),))
     assert results_text(mixed).splitlines()[-2:] == ["- b: RuntimeError", "- a: not done"]
 
 

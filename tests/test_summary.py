@@ -158,7 +158,7 @@ def test_what_is_missing_is_named_with_its_error() -> None:
     done = [one for one in made.done() if (one.unit.attack, one.unit.batch) != ("apgd-ce", 0)]
     done[-1] = UnitResult(done[-1].unit, error="RuntimeError: nan")
     found = summarized(made, iter(done))
-    assert [name.split(", ", 3)[3] for name in found.missing] == [
+    assert [str(one).split(", ", 3)[3] for one in found.missing] == [
         "apgd-ce, batch 0: not done",
         "apgd-ce, batch 1: RuntimeError: nan",
     ]

@@ -9,7 +9,7 @@ import pytest
 from made_up import KINDS, MadeUp, cut, summary, tally_units
 
 from dent.evaluation.plan import WHOLE, Unit
-from dent.evaluation.results import Score
+from dent.evaluation.results import MissingUnit, Score
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, UnitResult
 from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL
@@ -51,7 +51,7 @@ def test_scenarios_are_counted_apart() -> None:
     assert found.scenarios == {"mixed (50 %)": Score(1, 3)}
     assert found.worst == Score(6, 6)
     assert "mixed (50 %)" not in found.attacks
-    assert [name.rpartition(", ")[2] for name in found.missing] == ["batch 2: not done"]
+    assert [str(one).rpartition(", ")[2] for one in found.missing] == ["batch 2: not done"]
 
 
 def test_an_attack_need_not_have_units_in_all_batches() -> None:
@@ -67,7 +67,7 @@ def test_an_attack_need_not_have_units_in_all_batches() -> None:
         kind_of=KINDS.__getitem__,
         planned=lambda attack: {"sorted": (0, 2), ABOUT: (1,)}.get(attack, range(3)),
     )
-    assert [name.rpartition(", ")[2] for name in counted[made.cell].list_missing()] == [
+    assert [str(one).rpartition(", ")[2] for one in counted[made.cell].list_missing()] == [
         "batch 1: not done"
     ]
 
@@ -92,7 +92,7 @@ def test_a_battle_is_kept_as_it_was_recorded_and_judges_nothing() -> None:
         for extra in ([], [failed], [failed, UnitResult(unit, Outcome(battle={"steps": 10}))])
     )
     assert (without.battle, missing.battle, found.battle) == (None, None, {"steps": 10})
-    assert missing.missing == (f"{unit}: RuntimeError: no memory",)  # of one batch, and no other
+    assert missing.missing == (MissingUnit(str(unit), "RuntimeError: no memory"),)  # and no other
     assert replace(found, battle=None) == replace(missing, missing=()) == without
 
 

@@ -82,6 +82,17 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class MissingUnit:
+    """A unit without a result: it failed with an error, or was not done (error is None)."""
+
+    unit: str
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.unit}: {self.error or 'not done'}"
+
+
+@dataclass(frozen=True)
 class CellResult:
     """The numbers of a model with a defense, in a ball.
 
@@ -102,7 +113,7 @@ class CellResult:
     cost: Cost | None = None
     findings: tuple[dict[str, Any], ...] = ()  # name, message, figures
     versus_static: Paired | None = None  # the worst case (second) beside the static model's (first)
-    missing: tuple[str, ...] = ()  # units that failed, with the error, or were not done
+    missing: tuple[MissingUnit, ...] = ()
     kinds: dict[str, str] = field(default_factory=dict)  # direct or adaptive, for each attack
     independent: bool = True  # no answer depends on the rest of its batch
     batch_of: dict[int, int] = field(default_factory=dict, repr=False)  # batch of each point
@@ -155,7 +166,7 @@ class CellResult:
             "scenarios": {name: score.to_json() for name, score in self.scenarios.items()},
             "cost": self.cost.to_json() if self.cost else None,
             "findings": list(self.findings),
-            "missing": list(self.missing),
+            "missing": [str(one) for one in self.missing],
         }
         if points:
             both = {"worst": self.points, "natural": self.points_natural}

@@ -15,7 +15,7 @@ from dent.attacks.findings import Finding, detect_stronger_square
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.compare import pair_points
 from dent.evaluation.plan import Plan, Unit
-from dent.evaluation.results import CellResult, Cost, Results, Score
+from dent.evaluation.results import CellResult, Cost, MissingUnit, Results, Score
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, UnitResult
 from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL
@@ -125,7 +125,7 @@ class Tally:
             return batch in self.scenarios[attack]
         return 0 <= batch < len(self.batches) and bool(self.there[attack][batch])
 
-    def list_missing(self) -> tuple[str, ...]:
+    def list_missing(self) -> tuple[MissingUnit, ...]:
         """Return the units that failed, with their errors, or were not done."""
         units = (
             Unit(self.cell, batch, attack)
@@ -133,7 +133,7 @@ class Tally:
             for batch in batches
         )
         return tuple(
-            f"{unit}: {self.errors.get((unit.attack, unit.batch), 'not done')}"
+            MissingUnit(str(unit), self.errors.get((unit.attack, unit.batch)))
             for unit in units
             if not self.has(unit)
         )

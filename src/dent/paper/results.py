@@ -108,7 +108,7 @@ def load_judged_cell(folder: Path) -> JudgedCell:
         asked=results.about["asked"],
         judged=judged,
         cost=cell.cost,
-        missing=cell.missing,
+        missing=tuple(map(str, cell.missing)),
         battle=cell.battle,
         versions=results.about["versions"],
     )

@@ -165,12 +165,12 @@ class Battle:
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, then a list. folded: the reader opens the list."""
+    """Paragraphs, then a list. is_closed: the list is shown only after a click."""
 
     title: str
     paragraphs: Sequence[str] = ()
     items: Sequence[str] = ()
-    folded: bool = False
+    is_closed: bool = False
     level: int = 2
 
 

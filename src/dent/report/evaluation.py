@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dent.evaluation.results import CellResult, Results
+from dent.evaluation.results import CellResult, MissingUnit, Results
 from dent.report.blocks import Battle, Block, Gallery, Group, Note, Page, Record, Table, Text, Value
 from dent.report.evaluation_tables import group_cells, result_tables
 from dent.report.figures import draw_evaluation
@@ -26,7 +26,6 @@ from dent.report.text import (
 )
 
 FACTS = {"data": "data", "n": "points", "batch_size": "batch size", "suite": "attacks", "seed": "seed"}
-NOT_DONE = ": not done"  # how `CellResult.missing` ends for a unit that was not started
 NOTHING_EVALUATED = "Nothing was evaluated."
 BATTLE = Note(
     "One image, one attack, step by step: against the static model, and against the defended model, "
@@ -59,10 +58,10 @@ def list_findings(results: Results) -> list[str]:
     return [f"{finding} [{'; '.join(cells)}]" for finding, cells in places.items()]
 
 
-def list_missing(results: Results) -> list[str]:
+def list_missing(results: Results) -> list[MissingUnit]:
     """Return the units that failed, then those that were not done."""
-    missing = [name for cell in results.cells for name in cell.missing]
-    return sorted(missing, key=lambda name: name.endswith(NOT_DONE))
+    missing = [one for cell in results.cells for one in cell.missing]
+    return sorted(missing, key=lambda one: one.error is None)
 
 
 def list_remarks(results: Results, most: int) -> Iterator[tuple[str, list[str]]]:
@@ -73,7 +72,7 @@ def list_remarks(results: Results, most: int) -> Iterator[tuple[str, list[str]]]
         more = len(missing) - most
         rest = [f"and {format_count(more)} more; results.json has all"] if more > 0 else []
         count = format_count(len(missing))
-        yield f"Missing: {count} units failed or were not done", missing[:most] + rest
+        yield f"Missing: {count} units failed or were not done", [*map(str, missing[:most]), *rest]
 
 
 def results_text(results: Results, width: int = WIDTH) -> str:
@@ -161,7 +160,7 @@ def _list_alerts(results: Results) -> Iterator[Text]:
     missing = list_missing(results)
     if not missing:
         return
-    undone = sum(name.endswith(NOT_DONE) for name in missing)
+    undone = sum(one.error is None for one in missing)
     failed = len(missing) - undone
     counts = [f"{format_count(failed)} failed"] if failed else []
     if undone:
@@ -171,7 +170,7 @@ def _list_alerts(results: Results) -> Iterator[Text]:
         "command again to do the rest."
     )
     title = f"The run is not complete: of its units, {' and '.join(counts)}."
-    yield Text(title, (advice,), missing[:200], folded=True)
+    yield Text(title, (advice,), tuple(map(str, missing[:200])), is_closed=True)
 
 
 def _list_blocks(results: Results) -> Iterator[Block]:

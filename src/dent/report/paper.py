@@ -264,7 +264,7 @@ def _list_blocks(
 ) -> Iterator[Block]:
     yield claim_table(judgments)
     behind = [write_evidence(one) for one in judgments]
-    yield Text("The numbers behind each claim", items=behind, folded=True, level=3)
+    yield Text("The numbers behind each claim", items=behind, is_closed=True, level=3)
     if begun:
         yield Text("How to read the tables", (STANDS_IN,), HOW_TO_READ, level=3)
     for table in begun:
@@ -283,7 +283,7 @@ def _list_blocks(
         yield Battle("The battle", records, (BATTLE,))
         yield Gallery("Gallery", records, (GALLERY,))
     if absent := list_not_begun(reproduction):
-        yield Text("Not measured", items=absent, folded=len(absent) > 5)
+        yield Text("Not measured", items=absent, is_closed=len(absent) > 5)
 
 
 def _list_alerts(reproduction: Reproduction) -> Iterator[Text]:
@@ -295,4 +295,4 @@ def _list_alerts(reproduction: Reproduction) -> Iterator[Text]:
         if one.missing
     ]
     if items := troubles + failed:
-        yield Text("Not all of it is there", (MISSING,), items, folded=len(items) > 3)
+        yield Text("Not all of it is there", (MISSING,), items, is_closed=len(items) > 3)
