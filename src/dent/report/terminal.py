@@ -251,12 +251,20 @@ def epoch_line(epoch: Epoch) -> str:
 
     >>> print(epoch_line(Epoch(3, 0.1, 1.25, 0.5, 0.62, None, None, 61.2)))
     epoch   3  lr 0.1000  loss 1.250  trained-on 50.0 %  natural 62.0 %    61 s
+    >>> averaged = Epoch(3, 0.1, 1.25, 0.5, 0.62, 0.4, 0.45, 61.2, 0.65, 0.42)
+    >>> epoch_line(averaged).partition("natural ")[2]
+    '62.0 %  PGD-10 40.0 %  FGSM 45.0 %  averaged: natural 65.0 %  PGD-10 42.0 %    61 s'
     """
     robust = ""
     if epoch.robust is not None and epoch.fgsm is not None:
         robust = f"  PGD-10 {100 * epoch.robust:4.1f} %  FGSM {100 * epoch.fgsm:4.1f} %"
+    averaged = ""
+    if epoch.average_natural is not None:
+        averaged = f"  averaged: natural {100 * epoch.average_natural:4.1f} %"
+    if epoch.average_robust is not None:
+        averaged += f"  PGD-10 {100 * epoch.average_robust:4.1f} %"
     return (
         f"epoch {epoch.epoch:3d}  lr {epoch.lr:.4f}  loss {epoch.loss:.3f}  "
-        f"trained-on {100 * epoch.accuracy:4.1f} %  natural {100 * epoch.natural:4.1f} %{robust}"
-        f"  {epoch.seconds:4.0f} s"
+        f"trained-on {100 * epoch.accuracy:4.1f} %  natural {100 * epoch.natural:4.1f} %"
+        f"{robust}{averaged}  {epoch.seconds:4.0f} s"
     )
