@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dent.defense.dent.settings import Covariance
 
+SLACK = 1e-5
 SMALLEST = 0.05  # standard deviation, in pixels; the filter is the identity far above it
 
 
@@ -83,7 +84,8 @@ def _make_filters(params: Tensor) -> tuple[Tensor, tuple[int, int]]:
 
     Each row is cut off at its own half-size, so that no row depends on the others.
     """
-    half = (2 * get_deviations(params.detach())).ceil()
+    # A little less than two deviations: exp(log(3)) may be just above 3, and its filter is not larger.
+    half = ((2 - SLACK) * get_deviations(params.detach())).ceil()
     pad_y, pad_x = (int(size) for size in half.amax(0).tolist())
     y = torch.arange(-pad_y, pad_y + 1, dtype=params.dtype, device=params.device)
     x = torch.arange(-pad_x, pad_x + 1, dtype=params.dtype, device=params.device)
