@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import dent
 from dent.defense import defend
-from dent.evaluation.attacks import Subject
 from dent.evaluation.battle import KINDS, adapt_and_predict, choose_telling, pool_images, record_battle
+from dent.evaluation.defenses import Subject
 
 DEFENSES = [
     "dent:steps=2",

@@ -86,6 +86,12 @@ def test_the_file_of_settings_is_one() -> None:
     assert [cell.defense for cell in evaluation.cells()] == ["static", "dent:steps=10", "dent+:steps=3"]
 
 
+def test_the_example_of_an_own_defense_is_checked_and_evaluated(tmp_path: Path) -> None:
+    shown = run_example("own_defense.py", cwd=tmp_path)
+    assert re.search(r"^  soften +\d", shown, re.MULTILINE)  # fully attacked: the name has no mark
+    assert "fpa" in shown
+
+
 def test_the_trace_example_draws(tmp_path: Path) -> None:
     run_example("trace.py", "trace.png", cwd=tmp_path)
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"

@@ -81,8 +81,8 @@ def test_one_way_to_write_a_defense(asked: str | dict[str, Any], text: str) -> N
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("dentt", "unknown preset 'dentt'; did you mean 'dent'"),
-        ("", "unknown preset ''"),
+        ("dentt", "unknown defense 'dentt'; did you mean 'dent'"),
+        ("", "unknown defense ''"),
         ("dent:step=3,lrr=1", "unknown settings: step, lrr; did you mean 'steps' or 'lr'"),
         ("dent:steps", "expected a text such as dent"),
         ("dent:steps=3,steps=4", "got steps twice"),
@@ -146,7 +146,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "models: []": ("models: expected 1 or more entries, got ()",),
     "models: [3, null]": ("expected the name of a model, got 3", "got None"),
     "defenses: {preset: dent}": ("defenses: expected a list, got {'preset': 'dent'}",),
-    "defenses: [5, dentt]": ("such as dent+ or dent:steps=10, got 5", "unknown preset 'dentt'"),
+    "defenses: [5, dentt]": ("such as dent+ or dent:steps=10, got 5", "unknown defense 'dentt'"),
     "suite: null": ("suite: expected one of quick, standard,", "got None"),
     "suite: [quick]": ("got ['quick']",),
     "norm: l3": ("norm: expected one of linf, l2, l1, got 'l3'",),

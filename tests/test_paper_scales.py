@@ -55,8 +55,8 @@ def forwards(work: Work) -> float:
     attacks = select_attacks(suite, updates=chosen.steps, independent=chosen.independent)
     assert work.n is not None
     plan = Plan(
-        attacks={cell: attacks}, updates={cell: chosen.steps}, independent={cell: False}, n=work.n,
-        batch_size=work.batch_size, seed=0,
+        attacks={cell: attacks}, updates={cell: chosen.steps}, answers={cell: chosen.forwards},
+        independent={cell: False}, not_run={}, n=work.n, batch_size=work.batch_size, seed=0,
     )  # fmt: skip
     # By their multiplications: ResNet-50 has 84 million at 32 pixels, ResNet-20 has 41 million.
     return sum(map(plan.forwards, plan.units())) * (84 / 41 if "resnet50" in work.model else 1)

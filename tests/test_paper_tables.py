@@ -340,7 +340,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*ROW, "measure"), "apgd-cee", "rows.one: measure: unknown attack 'apgd-cee'; did you mean"),
     ((*ROW, "batch_size"), 0, "rows.one: batch_size: expected an integer >= 1, got 0"),
     ((*COLUMN, "settings"), {"step": 1}, "rows.one, column 5: unknown settings: step"),
-    ((*COLUMN, "defense"), "dentt", "rows.one, column 5: unknown preset 'dentt'"),
+    ((*COLUMN, "defense"), "dentt", "rows.one, column 5: unknown defense 'dentt'"),
     ((*COLUMN, "name"), "0", "parts.dent.columns: expected names of their own, got '0' 2 times"),
 ]
 

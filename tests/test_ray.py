@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from dent.data import Dataset
 from dent.evaluation import Evaluation, Results, evaluate, ray_engine
+from dent.evaluation.digests import digest_model
 from dent.evaluation.execute import OutOfBallError
-from dent.evaluation.sources import Sources, digest_model
+from dent.evaluation.sources import Sources
 from dent.evaluation.store import UnitResult
 
 ray = pytest.importorskip("ray")

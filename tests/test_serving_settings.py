@@ -77,7 +77,7 @@ def test_names_of_classes_come_from_data_sets_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("defense", "dentt", "defense: unknown preset 'dentt'; did you mean 'dent'"),
+        ("defense", "dentt", "defense: unknown defense 'dentt'; did you mean 'dent'"),
         ("defense", "tent", "defense: tent carries its adaptation from batch to batch"),
         ("defense", "dent:steps=-1", "steps: expected an integer >= 0, got -1"),
         ("max_wait", "soon", "max_wait: expected a time such as 10ms, 30s or 2min, got 'soon'"),

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dent.evaluation import Evaluation, evaluate, sources
-from dent.evaluation.sources import Sources, copy_to, digest_model
+from dent.evaluation.digests import digest_model
+from dent.evaluation.sources import Sources, copy_to
 from dent.models.normalization import Normalized, PerImageNormalized
 
 

@@ -46,7 +46,7 @@ FAILED = 1  # exit code if a unit of the run failed
 
 
 @app.command()
-@add_flags(Evaluation, without=("models", "defenses", "attacks"))
+@add_flags(Evaluation, without=("models", "own", "defenses", "attacks"))
 def evaluate(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file with settings. Flags override it.")
@@ -55,7 +55,8 @@ def evaluate(
         list[str] | None, typer.Option(help="Model, see `dent list models`. May be repeated.")
     ] = None,
     defense: Annotated[
-        list[str] | None, typer.Option(help="Defense, such as dent+ or dent:steps=10. May be repeated.")
+        list[str] | None,
+        typer.Option(help="Defense: dent+, hedge:steps=5 or package.module:function. May be repeated."),
     ] = None,
     attack: Annotated[
         list[str] | None,
@@ -109,7 +110,9 @@ def evaluate(
 def attack(
     model: Annotated[str, typer.Argument(help="Model, see `dent list models`.")],
     attack: Annotated[str, typer.Option(help="Attack, see `dent list attacks`.")] = "apgd-ce",
-    defense: Annotated[str, typer.Option(help="Defense, such as dent+ or dent:steps=10.")] = "static",
+    defense: Annotated[
+        str, typer.Option(help="Defense: dent+, hedge:steps=5 or package.module:function.")
+    ] = "static",
     data: Annotated[str, typer.Option(help="Data set, see `dent list data`.")] = "cifar10",
     n: Annotated[int, typer.Option(help="Number of images; 0 is all.")] = 128,
     batch_size: Annotated[int, typer.Option(help="Number of images per batch.")] = 128,

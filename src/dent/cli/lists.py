@@ -77,7 +77,7 @@ def _list_defenses() -> list[dict[str, Any]]:
             "defense": name,
             "what it is": entry.note,
             "source": entry.source,
-            "forwards": entry.forwards,
+            "forwards": entry.settings.forwards,
             "independent": entry.settings.independent,
             "settings": {
                 key: value for key, value in vars(entry.settings).items() if value != default.get(key)

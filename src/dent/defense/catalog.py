@@ -27,14 +27,6 @@ class Entry(NamedTuple):
     note: str
     source: str
 
-    @property
-    def forwards(self) -> int:
-        """The cost of a call, in forwards of the model. A backward to the inputs counts as one."""
-        if isinstance(self.settings, Method):
-            return self.settings.forwards
-        predicts_first = self.settings.predict == "before"
-        return 2 * self.settings.steps + (0 if predicts_first else 1)
-
 
 DEFENSES: dict[str, Entry] = {
     "static": Entry(PRESETS["static"], "the model as it is", ""),

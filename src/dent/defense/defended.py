@@ -172,6 +172,11 @@ class Defended(nn.Module):
     def name(self) -> str:
         return self.settings.name
 
+    @property
+    def updates(self) -> int:
+        """The number of updates that a call makes."""
+        return self.settings.steps
+
     def forward(self, inputs: Tensor, *, gradient: Gradient | None = None) -> Tensor:
         """Adapt to the inputs, predict them, and forget. Return logits (N, classes)."""
         return self.predict(inputs, self.adapt(inputs, gradient=gradient))

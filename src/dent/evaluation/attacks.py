@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
-from torch import Tensor, nn
+from torch import Tensor
 
 from dent.attacks import AttackResult, adaptive, pgd
 from dent.attacks.autoattack import ATTACKS as DIRECT
 from dent.attacks.fused import fuse_batch_norm
 from dent.attacks.losses import LOSSES
 from dent.declared import Declared
-from dent.defense import Dent
+from dent.evaluation.defenses import AnyDefense, Subject
 from dent.names import lookup
 
 # direct: attacks the defended model itself. adaptive: made for defenses that adapt. scenario: answers
@@ -29,32 +29,21 @@ Kind = Literal["direct", "adaptive", "scenario"]
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is attacked: the model as deployed, the model without a defense, and the defense."""
-
-    model: nn.Module
-    static: nn.Module
-    defense: Dent
-    independent: bool
-
-
-@dataclass(frozen=True)
 class Forwards:
     """Costs of a model, in forwards of its static model for each input; a backward counts as one.
-
-    size: number of inputs in the batch.
 
     >>> Forwards(updates=10).answer
     21.0
     """
 
     updates: int
-    size: int = 128
+    size: int = 128  # number of inputs in the batch
+    known: float | None = None  # cost of an answer
 
     @property
     def answer(self) -> float:
-        """An update takes a forward and a backward; then comes the prediction."""
-        return 2.0 * self.updates + 1
+        """If it is not known: an update takes a forward and a backward; then comes the prediction."""
+        return 2.0 * self.updates + 1 if self.known is None else self.known
 
     @property
     def gradient(self) -> float:
@@ -78,6 +67,7 @@ class Attack:
     cost: upper bound, for models with ten classes or more.
     needs_updates: only for defenses that make updates. (Scenarios are for defenses that depend on
         their batch.)
+    needs: the optional parts of the protocol of a defense that it needs; see `find_parts`.
     span: number of batches that it takes at a time.
     least: number of inputs that it needs; smaller batches are left out.
     is_free: what it perturbs may leave the ball, but not [0, 1].
@@ -90,6 +80,7 @@ class Attack:
     cost: Cost
     note: str
     needs_updates: bool = False
+    needs: tuple[str, ...] = ()
     span: int = 1
     least: int = 1
     is_free: bool = False
@@ -140,19 +131,19 @@ def _attack_static(
 def _attack_defense(
     attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
 ) -> AttackResult:
-    return attack(subject.defense, inputs, labels, **options)
+    return attack(AnyDefense(subject.defense), inputs, labels, **options)
 
 
 def _average_states(subject: Subject, inputs: Tensor, labels: Tensor, **options: Any) -> AttackResult:
-    updates = subject.defense.settings.steps
-    return adaptive.averaged(subject.defense, inputs, labels, updates=updates, **options)
+    defense = AnyDefense(subject.defense)
+    return adaptive.averaged(defense, inputs, labels, updates=subject.updates or 0, **options)
 
 
 def _shorten_updates(
     subject: Subject, inputs: Tensor, labels: Tensor, *, updates: int | None = None, **options: Any
 ) -> AttackResult:
-    updates = subject.defense.settings.steps // 2 if updates is None else updates
-    return adaptive.short(subject.defense, inputs, labels, updates=updates, **options)
+    updates = (subject.updates or 0) // 2 if updates is None else updates
+    return adaptive.short(AnyDefense(subject.defense), inputs, labels, updates=updates, **options)
 
 
 def _mix(
@@ -216,7 +207,12 @@ def _poison(
     """Perturb malicious members, in [0, 1] but in no ball; the natural members count."""
     malicious = adaptive.draw_mask(len(inputs), share, seed=seed).to(inputs.device)
     return adaptive.poisoning(
-        subject.defense, inputs, labels, malicious=malicious, seed=seed, **options | {"norm": "linf"}
+        AnyDefense(subject.defense),
+        inputs,
+        labels,
+        malicious=malicious,
+        seed=seed,
+        **options | {"norm": "linf"},
     )
 
 
@@ -252,7 +248,7 @@ ROUNDS: Options = {**CLIMB, "rounds": (Count, 10), "loss": (Loss, "margin"), "ta
 
 
 def _count_steps(o: dict[str, Any]) -> float:
-    """Return the steps of all runs; the point where a run starts counts as one."""
+    """Return the steps of all runs; where a run starts counts as one."""
     return float((o["steps"] + 1) * o["restarts"] * o.get("draws", 1))
 
 
@@ -269,7 +265,7 @@ def _transfer(f: Forwards, o: dict[str, Any]) -> float:
     return float(2 * runs * (o["steps"] + 1) + (len(o["attacks"]) + 1) * f.answer)
 
 
-def _iterate(f: Forwards, o: dict[str, Any], *, models: float) -> float:
+def _iterate(f: Forwards, o: dict[str, Any], *, models: float = 0.5) -> float:
     """Climb, in each round, `models` times as many models as there are rounds; at least one."""
     climbed = max(models * o["rounds"], 1)
     return float(o["rounds"] * (_count_steps(o) * 2 * climbed + 2 * f.answer) + 2 * f.answer)
@@ -293,9 +289,10 @@ def _direct(name: str, attack: Run, options: Options, cost: Cost, note: str) -> 
 
 
 def _adaptive(
-    name: str, run: Run, options: Options, cost: Cost, note: str, *, needs_updates: bool = True
-) -> Attack:
-    return Attack(name, "adaptive", run, options, cost, note, needs_updates)
+    name: str, run: Run, options: Options, cost: Cost, note: str, *,
+    needs_updates: bool = True, needs: tuple[str, ...] = (),
+) -> Attack:  # fmt: skip
+    return Attack(name, "adaptive", run, options, cost, note, needs_updates, needs)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -343,32 +340,33 @@ ATTACKS: dict[str, Attack] = {
         _adaptive(
             "fpa", partial(_attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),
             "fixed point: attack the model as adapted to the last attack", needs_updates=False,
+            needs=("steps",),
         ),
         _adaptive(
-            "gmsa-avg", partial(_attack_defense, adaptive.gmsa_avg), ROUNDS,
-            partial(_iterate, models=0.5), "average loss over all models adapted so far",
+            "gmsa-avg", partial(_attack_defense, adaptive.gmsa_avg), ROUNDS, _iterate,
+            "average loss over all models adapted so far", needs=("steps",),
         ),
         _adaptive(
-            "gmsa-min", partial(_attack_defense, adaptive.gmsa_min), ROUNDS,
-            partial(_iterate, models=0.5), "lowest loss over all models adapted so far",
+            "gmsa-min", partial(_attack_defense, adaptive.gmsa_min), ROUNDS, _iterate,
+            "lowest loss over all models adapted so far", needs=("steps",),
         ),
         _adaptive(
             "unrolled", partial(_attack_defense, adaptive.unrolled), CLIMB, _unroll,
-            "exact gradient, through the updates",
+            "exact gradient, through the updates", needs=("unrolled",),
         ),
         _adaptive(
             "averaged", _average_states, CLIMB,
             lambda f, o: _count_steps(o) * (f.answer + 2 * (f.updates + 1)) + f.asked,
-            "gradients averaged over the states of the defense",
+            "gradients averaged over the states of the defense", needs=("updates", "start", "steps"),
         ),
         _adaptive(
             "short", _shorten_updates, CLIMB | {"updates": (Steps | None, None)}, _shorten,
-            "attack half of the updates, submit to all",
+            "attack half of the updates, submit to all", needs=("updates", "steps"),
         ),
         _adaptive(
             "lazy", partial(_attack_defense, adaptive.lazy), CLIMB | {"every": (Count, 5)},
             lambda f, o: _count_steps(o) * (f.answer / o["every"] + 2) + f.asked,
-            "adapt only at every fifth step",
+            "adapt only at every fifth step", needs=("adapt",),
         ),
         Attack(
             "mixed", "scenario", _mix, CLIMB | {"share": (Share, ...)}, _climb,
@@ -386,6 +384,7 @@ ATTACKS: dict[str, Attack] = {
         Attack(
             "poisoning", "scenario", _poison, CLIMB | {"share": (Share, ...)}, _unroll,
             "malicious members; the accuracy of the others counts", least=2, is_free=True,
+            needs=("unrolled",),
         ),
     )
 }  # fmt: skip

@@ -22,7 +22,7 @@ from dent.attacks.checks import check_model
 from dent.attacks.norms import lengths
 from dent.defense import Dent
 from dent.defense.dent.descent import entropy
-from dent.evaluation.attacks import Subject
+from dent.evaluation.defenses import Subject
 from dent.evaluation.sources import preserve_rng
 
 LARGEST = 64  # pixels of the longer side; larger images are shrunk
@@ -61,7 +61,7 @@ def record_battle(
     _check_images(inputs, images, points)
     check_model(subject.static)
     static = Recorder(inputs, norm, lambda some: (subject.static(some), None))
-    defended = Recorder(inputs, norm, lambda some: adapt_and_predict(subject.defense, some))
+    defended = Recorder(inputs, norm, lambda some: adapt_and_predict(subject.model, some))
     with preserve_rng(str(inputs.device)):
         for side in (static, defended):
             torch.manual_seed(seed)  # for models that draw
@@ -70,7 +70,7 @@ def record_battle(
         with torch.no_grad():
             crossed = {
                 "static": subject.static(defended.last),
-                "defended": subject.defense(static.last),
+                "defended": subject.model(static.last),
             }
     answers = {
         "static": {"static": static.frames[-1].logits, "defended": crossed["defended"].cpu()},
@@ -215,8 +215,13 @@ class Recorder:
         return logits
 
 
-def adapt_and_predict(defense: Dent, inputs: Tensor) -> tuple[Tensor, UpdateTrace]:
-    """Return `defense(inputs)`, the same to the bit and in its gradient, and its updates."""
+def adapt_and_predict(defense: Any, inputs: Tensor) -> tuple[Tensor, UpdateTrace | None]:
+    """Return `defense(inputs)`, the same to the bit and in its gradient, and its updates.
+
+    Only a state of dent has a trace of Delta and Sigma; with other defenses there is none.
+    """
+    if not isinstance(defense, Dent):
+        return defense(inputs), None
     state = defense.adapt(inputs)
     logits = defense.predict(inputs, state)
     trace, n = state.trace, len(inputs)

@@ -20,15 +20,17 @@ from dent.attacks.adaptive import PartResult
 from dent.attacks.checks import check_logits
 from dent.attacks.findings import inspect_model
 from dent.attacks.norms import lengths
-from dent.evaluation.attacks import ATTACKS, Subject, find_attack
+from dent.defense import Dent
+from dent.evaluation.attacks import ATTACKS, find_attack
 from dent.evaluation.battle import record_battle
 from dent.evaluation.cost import measure_cost
+from dent.evaluation.defenses import Subject, find_parts
 from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit, count_batches
 from dent.evaluation.results import Score
 from dent.evaluation.sources import Sources, ignore_low_diversity, preserve_rng
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import Outcome, UnitResult
-from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, explain_missing
 from dent.names import lookup
 from dent.storage import replace_file
 
@@ -213,8 +215,9 @@ def _inspect_batches(subject: Subject, sources: Sources) -> Iterator[Finding]:
     It wants different classes in a batch. It makes them up where there is one class, and has no
     effect on a batch of one.
     """
-    settings = subject.defense.settings
-    if not settings.steps or settings.objective != "information-maximization":
+    if not isinstance(subject.defense, Dent) or not subject.updates:
+        return
+    if subject.defense.settings.objective != "information-maximization":
         return
     labels = sources.dataset().labels
     batches = [labels[batch] for batch in sources.batches()]
@@ -306,8 +309,10 @@ def attack_data(
         )
     (cell,), batches, seed = cells, sources.batches(), sources.evaluation.seed
     subject = sources.subject(cell)
-    if ATTACKS[attack].needs_updates and not subject.defense.settings.steps:
+    if ATTACKS[attack].needs_updates and subject.updates == 0:
         raise ValueError(f"{attack} is for defenses that make updates, and {cell.defense} makes none")
+    if reason := explain_missing(attack, find_parts(subject.defense, sources.read(batches[0][:2])[0])):
+        raise ValueError(f"{attack} cannot be run on {cell.defense}: {reason}")
     options = ATTACKS[attack].read_options(options or {})
     with torch.no_grad():
         count = subject.static(sources.read(batches[0][:2])[0]).shape[1]

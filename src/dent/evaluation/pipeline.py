@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dent.data import Dataset, from_arrays, take_first
+from dent.evaluation.defenses import name_defenses
+from dent.evaluation.digests import digest_data
 from dent.evaluation.execute import Engine, LocalEngine, Task
 from dent.evaluation.plan import Plan, Unit, make_plan
 from dent.evaluation.results import Results
 from dent.evaluation.score import Points, Tally, collect_points, make_tallies, summarize
-from dent.evaluation.sources import Sources, digest_data
+from dent.evaluation.sources import Sources
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import RUN, Store, UnitResult, read_run
 from dent.evaluation.suites import SPECIAL
@@ -31,7 +33,7 @@ ENGINES = {"here": "this process", "ray": "workers of Ray"}
 
 def evaluate(
     models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | None = None,
-    defenses: str | Sequence[str] | None = None,
+    defenses: Any = None,
     *,
     data: str | Path | Dataset | tuple[Tensor, Tensor] | None = None,
     out: str | Path | None = None,
@@ -46,6 +48,10 @@ def evaluate(
     """Attack models with and without defenses, and return what stands.
 
     models: names (see `load_model`), or models in memory, one or by name. They are never changed.
+    defenses: texts of dent's list ("dent+", "hedge:steps=5") or import paths of your own
+        ("package.module:function", which gets the model and returns the defense); or by name, as
+        {"mine": my_defense, "static": "static"}, also what is in memory: a defense, or a function from
+        the model to one. See `dent.Defense`.
     data: a name (see `load_data`), a `Dataset`, or images in [0, 1] with labels. Images in memory are
         all used, unless n is given.
     out: folder of the run. The same call resumes a run that was stopped. Without a folder, nothing is
@@ -61,17 +67,18 @@ def evaluate(
     [4]
     """
     names, given = _name_models(models)
+    listed, own = name_defenses(defenses)
     images = _make_dataset(data, settings.get("n"))
     if images is not None:
         settings.setdefault("n", None)
     name = None if data is None else str(data) if images is None else images.name
-    asked = {"models": names, "defenses": defenses, "data": name}
+    asked = {"models": names, "own": tuple(own), "defenses": listed, "data": name}
     evaluation = Evaluation(
         **{key: value for key, value in asked.items() if value is not None} | settings
     )
     with TemporaryDirectory() if out is None else nullcontext(out) as folder:
         results = run_evaluation(
-            Sources(evaluation, given, images), Path(folder), engine=engine, threads=threads,
+            Sources(evaluation, given, images, own), Path(folder), engine=engine, threads=threads,
             workers=workers, ray_address=ray_address, progress=progress, on_unit=on_unit,
         )  # fmt: skip
     return results if out is not None else replace(results, folder=None)
@@ -221,6 +228,7 @@ def describe_run(sources: Sources, plan: Plan, progress: Progress | None = None)
         "asked": sources.evaluation.to_json(),
         "plan": plan.to_json(),
         "models_sha256": {name: sources.digests[name] for name in sources.evaluation.models},
+        "defenses_sha256": sources.digest_defenses(),
         "data_sha256": digest_data(sources.dataset(), move),
         "versions": {
             "dent": __version__,

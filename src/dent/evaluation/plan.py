@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
 from dent.attacks.reference import import_reference
+from dent.defense import Method, Settings
 from dent.defense.text import parse_settings
 from dent.evaluation.attacks import Forwards, find_attack
+from dent.evaluation.defenses import find_parts
 from dent.evaluation.sources import Sources, cut_batches, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.suites import (
@@ -27,6 +29,7 @@ from dent.evaluation.suites import (
     PROTOCOL,
     SPECIAL,
     Suite,
+    list_not_run,
     select_attacks,
     slugify,
 )
@@ -75,14 +78,18 @@ def count_batches(attack: str) -> int:
 class Plan:
     """The cells of a run with their attacks, and its batches.
 
-    updates: number of updates that a cell's defense makes.
+    updates: number of updates that a cell's defense makes; None if it does not say.
+    answers: about the cost of a cell's answer, in forwards of its static model.
+    not_run: attacks of the suite that cannot be run on a cell's defense, with the reason.
     independent: whether no answer of a cell depends on the rest of its batch.
     exhaustive: attack also inputs that an earlier attack has broken.
     """
 
     attacks: Mapping[Cell, Suite]
-    updates: Mapping[Cell, int]
+    updates: Mapping[Cell, int | None]
+    answers: Mapping[Cell, float]
     independent: Mapping[Cell, bool]
+    not_run: Mapping[Cell, Mapping[str, str]]
     exhaustive: bool = False
     n: int
     batch_size: int
@@ -145,7 +152,7 @@ class Plan:
     def forwards(self, unit: Unit) -> float:
         """Return about how many images go through the static model, at most."""
         size = self._size(unit.batch, unit.attack)
-        cost = Forwards(self.updates[unit.cell], size)
+        cost = Forwards(self.updates[unit.cell] or 0, size, self.answers[unit.cell])
         if unit.attack == NATURAL:
             return size * cost.answer
         if unit.attack == ABOUT:
@@ -167,9 +174,8 @@ class Plan:
         cells = [
             {
                 **asdict(cell),
-                "updates": self.updates[cell],
-                "independent": self.independent[cell],
                 "attacks": attacks,
+                **{name: getattr(self, name)[cell] for name in _OF_CELLS},
             }
             for cell, attacks in self.attacks.items()
         ]
@@ -180,11 +186,12 @@ class Plan:
     def from_json(cls, content: dict[str, Any]) -> Plan:
         rows = {Cell(*(row[key] for key in _CELL)): row for row in content["cells"]}
         fields: dict[str, Any] = {key: value for key, value in content.items() if key != "cells"}
-        for name in ("attacks", "updates", "independent"):
+        for name in ("attacks", *_OF_CELLS):
             fields[name] = {cell: row[name] for cell, row in rows.items()}
         return cls(**fields)
 
 
+_OF_CELLS = ("updates", "answers", "independent", "not_run")
 _CELL = ("model", "defense", "eps", "norm")
 
 
@@ -196,7 +203,7 @@ def make_plan(sources: Sources) -> Plan:
     dataset = sources.dataset()
     if evaluation.has_protocol:
         import_reference()
-    updates, independent = {}, {}
+    facts: dict[Cell, Facts] = {}
     for cell in evaluation.cells():
         subject = sources.subject(cell)
         try:
@@ -208,9 +215,15 @@ def make_plan(sources: Sources) -> Plan:
             dataset.check_outputs(logits.shape[1], owner="the model")
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
-        updates[cell] = subject.defense.settings.steps
-        independent[cell] = subject.independent
-    return _plan(evaluation, len(dataset), updates, independent)
+        settings = getattr(subject.defense, "settings", None)
+        known = settings.forwards if isinstance(settings, Settings | Method) else None
+        facts[cell] = Facts(
+            subject.updates,
+            subject.independent,
+            Forwards(subject.updates or 0, known=known).answer,
+            {} if cell.static else find_parts(subject.defense, inputs),
+        )
+    return _plan(evaluation, len(dataset), facts)
 
 
 def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
@@ -219,30 +232,43 @@ def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
     It takes every model to be independent of its batch.
     """
     settings = {cell: parse_settings(cell.defense) for cell in evaluation.cells()}
-    updates = {cell: one.steps for cell, one in settings.items()}
-    return _plan(evaluation, n, updates, {cell: one.independent for cell, one in settings.items()})
+    facts = {cell: Facts(one.steps, one.independent, one.forwards, {}) for cell, one in settings.items()}
+    return _plan(evaluation, n, facts)
 
 
-def _plan(
-    evaluation: Evaluation, n: int, updates: Mapping[Cell, int], independent: Mapping[Cell, bool]
-) -> Plan:
+class Facts(NamedTuple):
+    """What a plan must know of a cell's defense."""
+
+    updates: int | None
+    independent: bool
+    answer: float
+    lacks: Mapping[str, str]
+
+
+def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
     suite = evaluation.find_attacks()
     attacks = {
         cell: select_attacks(
             suite,
-            updates=updates[cell],
-            independent=independent[cell],
+            updates=one.updates,
+            independent=one.independent,
             steps=evaluation.steps,
             queries=evaluation.queries,
             protocol=evaluation.has_protocol,
             battle=evaluation.battle and not cell.static and bool(suite),
+            lacks=one.lacks,
         )
-        for cell in updates
+        for cell, one in facts.items()
     }
     return Plan(
         attacks=attacks,
-        updates=updates,
-        independent=independent,
+        updates={cell: one.updates for cell, one in facts.items()},
+        answers={cell: one.answer for cell, one in facts.items()},
+        independent={cell: one.independent for cell, one in facts.items()},
+        not_run={
+            cell: list_not_run(suite, updates=one.updates, independent=one.independent, lacks=one.lacks)
+            for cell, one in facts.items()
+        },
         exhaustive=evaluation.exhaustive,
         n=n,
         batch_size=evaluation.batch_size,

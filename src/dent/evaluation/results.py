@@ -114,6 +114,7 @@ class CellResult:
     findings: tuple[dict[str, Any], ...] = ()  # name, message, figures
     versus_static: Paired | None = None  # the worst case (second) beside the static model's (first)
     missing: tuple[MissingUnit, ...] = ()
+    not_run: dict[str, str] = field(default_factory=dict)  # attacks that cannot be run, and why
     kinds: dict[str, str] = field(default_factory=dict)  # direct or adaptive, for each attack
     independent: bool = True  # no answer depends on the rest of its batch
     batch_of: dict[int, int] = field(default_factory=dict, repr=False)  # batch of each point
@@ -127,6 +128,11 @@ class CellResult:
         if self.protocol is not None:
             return self.protocol
         return self.direct if "direct" in self.kinds.values() else None
+
+    @property
+    def is_fully_attacked(self) -> bool:
+        """Return True if the defense allowed every attack of the suite that suits it."""
+        return not self.not_run
 
     @property
     def batches(self) -> int:
@@ -167,6 +173,7 @@ class CellResult:
             "cost": self.cost.to_json() if self.cost else None,
             "findings": list(self.findings),
             "missing": [str(one) for one in self.missing],
+            "not_run": self.not_run,
         }
         if points:
             both = {"worst": self.points, "natural": self.points_natural}
@@ -196,7 +203,8 @@ class Results:
         `about` is what was asked, `complete` is True if all of it was done, `cells` is a list of:
         `model`, `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and
         `protocol`; `attacks` and `scenarios`, scores by name; `cumulative`; `independent`; `batches`;
-        `gap`; `versus_static`; `cost`; `findings`; `missing`. A score has `correct`, `n`, `percent`,
+        `gap`; `versus_static`; `cost`; `findings`; `missing`; `not_run`, the attacks that
+        the defense does not allow, each with the reason. A score has `correct`, `n`, `percent`,
         `low` and `high`; that of an attack also has its `kind`, and as `alone` the number of points
         that it alone breaks. `p` is None where too few batches support one, and `why_no_p` says so.
 

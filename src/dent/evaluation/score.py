@@ -34,6 +34,7 @@ class Tally:
     planned: the batches on which each attack has units, in the order of the attacks.
     kinds: direct, adaptive or scenario, for each attack that is not `SPECIAL`.
     cumulative: each attack got only what the attacks before it left standing.
+    not_run: attacks that the defense does not allow to run, with the reason.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Tally:
         *,
         cumulative: bool,
         independent: bool,
+        not_run: Mapping[str, str] | None = None,
     ) -> None:
         self.cell, self.batches, self.planned, self.kinds = cell, batches, planned, kinds
         self.cumulative, self.independent = cumulative, independent
+        self.not_run = dict(not_run or {})
         self.sizes = [len(batch) for batch in batches]
         self.starts = np.cumsum([0, *self.sizes])
         self.all_points = np.ones(self.starts[-1], bool)
@@ -201,6 +204,7 @@ def make_tallies(plan: Plan) -> dict[Cell, Tally]:
             planned={name: plan.batches(name) for name in attacks},
             kinds={name: find_attack(name).kind for name in attacks if name not in SPECIAL},
             cumulative=plan.is_chained(cell), independent=plan.independent[cell],
+            not_run=plan.not_run.get(cell),
         )
         for cell, attacks in plan.attacks.items()
     }  # fmt: skip
@@ -254,6 +258,7 @@ def score_cell(tally: Tally) -> CellResult:
         cost=_read_cost(tally),
         findings=tuple(_list_findings(tally, direct & ~worst & points, points, points_direct)),
         missing=tally.list_missing(),
+        not_run=tally.not_run,
         kinds={name: kind for name, kind in tally.kinds.items() if kind != "scenario"},
         battle=tally.battle,
         points=tally.to_points(worst, points),

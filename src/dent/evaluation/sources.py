@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dent.attacks.checks import check_model
 from dent.data import Dataset, open_data
-from dent.defense import LowDiversityWarning, defend, is_independent
-from dent.evaluation.attacks import Subject
+from dent.defense import LowDiversityWarning, is_independent
+from dent.evaluation.defenses import Subject, digest_defense, is_defense, is_import_path, make_defense
+from dent.evaluation.digests import digest_model
 from dent.evaluation.spec import Cell, Evaluation
 from dent.models import find_class_names, load_model
 from dent.seeds import make_generator
@@ -31,13 +29,15 @@ class Sources:
 
     given: models in memory, by their name in the evaluation. They are never changed or moved.
     images: images in memory, instead of the evaluation's data.
-    digests: the digests that models must have, if another process has taken them.
+    own: defenses in memory, or functions from a model to one, by their name in the evaluation.
+    digests: the digests that models and own defenses must have, if another process has taken them.
     class_names: names of the models' outputs; None before they are looked up, () if they are not known.
     """
 
     evaluation: Evaluation
     given: Mapping[str, nn.Module] = field(default_factory=dict)
     images: Dataset | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
     _models: dict[str, nn.Module] = field(default_factory=dict, init=False)
@@ -89,15 +89,61 @@ class Sources:
     def subject(self, cell: Cell) -> Subject:
         if cell not in self._subjects:
             static = self.model(cell.model)
-            defense = defend(static, cell.defense)
+            defense = self._make_defense(cell, static)
             model = static if cell.static else defense
-            independent = defense.independent
-            if independent is None:  # not declared: see whether it is
-                inputs, _ = self.read(self.batches()[0][:2])
-                with preserve_rng(self.evaluation.device):
-                    independent = is_independent(model, inputs)
+            independent = self._find_independence(cell, model, getattr(defense, "independent", None))
             self._subjects[cell] = Subject(model, static, defense, independent)
         return self._subjects[cell]
+
+    def _make_defense(self, cell: Cell, static: nn.Module) -> Any:
+        text = cell.defense
+        if text in self.evaluation.own and text not in self.own:
+            raise ValueError(f"{text} is a defense in the memory of another program; give it here too")
+        if len(self.evaluation.models) > 1 and is_defense(self.own.get(text)):
+            raise ValueError(
+                f"{text}: expected a function from the model to the defense, because there are several "
+                "models, got a defense of one model"
+            )
+        defense = make_defense(text, self.own, static)
+        if isinstance(defense, nn.Module) and text in self.own:
+            defense = copy_to(defense, find_device(self.evaluation.device))
+        if self._is_own(cell):
+            key, digest = f"{cell.model}, {text}", digest_defense(defense)
+            # A defense in memory was sent by value; in a worker, its code may have no file.
+            if self.digests.setdefault(key, digest) != digest and text not in self.own:
+                raise ValueError(
+                    f"the defense {text} is not the one that the run began with; every machine of a run "
+                    "must have the same code"
+                )
+        return defense
+
+    def _is_own(self, cell: Cell) -> bool:
+        return cell.defense in self.own or is_import_path(cell.defense)
+
+    def digest_defenses(self) -> dict[str, str]:
+        """Return the digests of the user's own defenses, by model and name."""
+        cells = filter(self._is_own, self.evaluation.cells())
+        return {key: self.digests[key] for key in (f"{one.model}, {one.defense}" for one in cells)}
+
+    def _find_independence(self, cell: Cell, model: Any, declared: bool | None) -> bool:
+        """Return what the defense declares; if it is not ours or declares nothing, see whether it is so.
+
+        Attacks drop inputs from a batch if the answers are independent.
+        """
+        is_own = self._is_own(cell)
+        if declared is not None and not (is_own and declared):
+            return bool(declared)
+        if declared and getattr(model, "randomized", False):
+            return True  # two answers differ anyhow
+        inputs, _ = self.read(self.batches()[0][: 8 if is_own else 2])
+        with preserve_rng(self.evaluation.device):
+            found = is_independent(model, inputs)
+        if declared and not found:
+            raise ValueError(
+                f"{cell}: the defense declares independent = True, but it answers inputs otherwise "
+                "together than one by one; set independent = False"
+            )
+        return found
 
     def batches(self) -> tuple[Tensor, ...]:
         """Return the batches, as indices of the data set."""
@@ -149,78 +195,3 @@ def copy_to(model: nn.Module, device: torch.device) -> nn.Module:
     if all(tensor.device == device for tensor in chain(model.parameters(), model.buffers())):
         return model
     return deepcopy(model).to(device)
-
-
-# Attributes of every module, which are digested by name or decide nothing.
-_OWN_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-
-
-def digest_model(model: nn.Module) -> str:
-    """Return the sha256 of all that decides a model's answers.
-
-    That is: parameters, all buffers (also those that no state dict has), and for each module its class,
-    its plain attributes (`eps`, `stride`), its hooks and tensors that are neither. What functions do
-    is not digested, only their names are.
-
-    >>> two, three = nn.BatchNorm1d(2), nn.BatchNorm1d(3)
-    >>> digest_model(two) == digest_model(nn.BatchNorm1d(2)) != digest_model(three)
-    True
-    """
-    digest = hashlib.sha256(_describe_tensors(model))
-    for name, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{name} {_name(type(module))} {module.extra_repr()}".encode())
-        own = {key: value for key, value in vars(module).items() if key not in _OWN_ATTRIBUTES}
-        own |= {key: list(getattr(module, key).values()) for key in _HOOKS}
-        digest.update(_describe(own))
-    return digest.hexdigest()
-
-
-def _describe_tensors(model: nn.Module) -> bytes:
-    tensors = chain(model.named_parameters(), model.named_buffers())
-    return b" ".join(name.encode() + b" " + _describe(tensor) for name, tensor in tensors)
-
-
-def _describe(value: Any) -> bytes:
-    """Return bytes that are the same in every process, and differ where the value does, if known."""
-    if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous().flatten()
-        content = plain.view(torch.uint8).numpy().tobytes()
-        return f"{value.dtype} {tuple(value.shape)} ".encode() + content
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.shape} ".encode() + value.tobytes()
-    if isinstance(value, Mapping):
-        return _describe(list(value.items()))
-    if isinstance(value, list | tuple):
-        return b"[%s]" % b", ".join(map(_describe, value))
-    if isinstance(value, set | frozenset):
-        return b"{%s}" % b", ".join(sorted(map(_describe, value)))
-    if isinstance(value, partial):
-        return _describe([value.func, value.args, value.keywords])
-    if isinstance(value, nn.Module):  # one that is not registered
-        return _name(value).encode() + _describe_tensors(value)
-    text = repr(value)
-    return (text if " at 0x" not in text else _name(value)).encode()
-
-
-def _name(value: Any) -> str:
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def digest_data(dataset: Dataset, progress: Callable[[int, int], None] | None = None) -> str:
-    """Return the sha256 of all images and labels; raise ValueError if an image leaves [0, 1]."""
-    digest, done = hashlib.sha256(), 0
-    for images, labels in dataset.batches(256):
-        low, high = (float(bound) for bound in torch.aminmax(images))
-        if not (low >= 0 and high <= 1):
-            raise ValueError(
-                f"{dataset.name}: expected images in [0, 1], got {low:g} to {high:g}; normalization is "
-                "the model's"
-            )
-        for values in (images, labels):
-            digest.update(values.contiguous().numpy().tobytes())
-        done += len(labels)
-        if progress:
-            progress(done, len(dataset))
-    return digest.hexdigest()

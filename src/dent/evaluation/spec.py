@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from dent.declared import Declared, Number
-from dent.defense.text import format_defense
+from dent.evaluation.defenses import format_any_defense
 from dent.evaluation.suites import Suite, find_suite, format_attack, parse_attacks, slugify
 
 # The shipped models, with the defenses that suit them and the radius at which they are attacked.
@@ -41,7 +41,9 @@ class Cell:
     """A model with a defense, and the ball in which its inputs may be perturbed."""
 
     model: str
-    defense: str  # a preset with the settings that replace its own; "static" is the model alone
+    # A name of dent's list with the settings that replace its own ("static" is the model alone), an
+    # import path, or the name of a defense in memory.
+    defense: str
     eps: float
     norm: str
 
@@ -75,6 +77,11 @@ def _format_with(format_name: Callable[[Any], str]) -> Callable[[Any], str]:
     return format_one
 
 
+def _format_defense(value: Any, info: ValidationInfo) -> str:
+    own = info.data.get("own", ())
+    return _format_with(lambda asked: format_any_defense(asked, own))(value)
+
+
 def _check_model_name(name: Any) -> str:
     if not isinstance(name, str):
         raise ValueError(f"expected the name of a model, got {name!r}")
@@ -91,7 +98,7 @@ def _check_attacks(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Model = Annotated[str, BeforeValidator(_check_model_name)]
-Defense = Annotated[str, BeforeValidator(_format_with(format_defense))]
+Defense = Annotated[str, BeforeValidator(_format_defense)]
 AttackText = Annotated[str, BeforeValidator(_format_with(format_attack))]
 # Names are written in one way, so that the same evaluation is recognized as the same.
 Unique = AfterValidator(_drop_repeated)
@@ -114,8 +121,13 @@ class Evaluation(Declared):
     models: Annotated[tuple[Model, ...], BeforeValidator(_read_list), Unique] = Field(
         tuple(SHIPPED), description="Models by name; see `dent list models`.", min_length=1
     )
+    own: Annotated[tuple[str, ...], BeforeValidator(_read_list)] = Field(
+        (), description="Names of the defenses that are given in memory."
+    )
     defenses: Annotated[tuple[Defense, ...], BeforeValidator(_read_list), Unique] = Field(
-        (), description="Defenses such as dent+ or dent:steps=10 (default: those that suit the model)."
+        (),
+        description="Defenses such as dent+, hedge:steps=5 or package.module:function "
+        "(default: those that suit the model).",
     )
     suite: SuiteName = Field("quick", description="Suite of attacks")
     attacks: Annotated[
@@ -179,7 +191,8 @@ class Evaluation(Declared):
         return tuple(made)
 
     def to_json(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
+        """Return plain values, by which a run is found again; without `own` if it is empty."""
+        return self.model_dump(mode="json", exclude=None if self.own else {"own"})
 
 
 def read_evaluation(path: Path, **given: Any) -> Evaluation:

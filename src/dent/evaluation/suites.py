@@ -126,20 +126,27 @@ def slugify(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+=-]+", "_", name)
 
 
+def explain_missing(attack: str, lacks: Mapping[str, str]) -> str | None:
+    """Return why an attack cannot be run on a defense that lacks parts of the protocol, or None."""
+    return next((lacks[part] for part in find_attack(attack).needs if part in lacks), None)
+
+
 def select_attacks(
     suite: Mapping[str, dict[str, Any]],
     *,
-    updates: int,
+    updates: int | None,
     independent: bool,
     steps: int | None = None,
     queries: int | None = None,
     protocol: bool = False,
     battle: bool = False,
+    lacks: Mapping[str, str] | None = None,
 ) -> Suite:
     """Return what is run on a cell: natural inputs and `ABOUT`, then the attacks that suit its defense.
 
     Attacks that need updates are left out if the defense makes none, and scenarios if its answers are
-    independent. `steps` and `queries` replace the budget of every attack.
+    independent; and those for which it lacks a part of the protocol (see `list_not_run`). `steps` and
+    `queries` replace the budget of every attack.
     """
     chosen: Suite = {NATURAL: {}, ABOUT: {}}
     budget = {"steps": steps, "queries": queries}
@@ -150,8 +157,29 @@ def select_attacks(
         chosen[BATTLE] = {}
     for name, options in suite.items():
         attack = find_attack(name)
-        if (attack.needs_updates and not updates) or (attack.kind == "scenario" and independent):
+        if not _is_suited(name, updates, independent) or explain_missing(name, lacks or {}):
             continue
         own = {option: value for option, value in given.items() if option in attack.options}
         chosen[name] = options | own
     return chosen
+
+
+def list_not_run(
+    suite: Iterable[str], *, updates: int | None, independent: bool, lacks: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the attacks that suit a defense but need a part of the protocol that it lacks, and why.
+
+    >>> list_not_run(["apgd-ce", "fpa"], updates=1, independent=True, lacks={"steps": "no `steps`"})
+    {'fpa': 'no `steps`'}
+    """
+    reasons = {
+        name: explain_missing(name, lacks) for name in suite if _is_suited(name, updates, independent)
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _is_suited(name: str, updates: int | None, independent: bool) -> bool:
+    attack = find_attack(name)
+    return not (attack.needs_updates and updates == 0) and not (
+        attack.kind == "scenario" and independent
+    )

@@ -26,6 +26,7 @@ from dent.report.text import (
 )
 
 FACTS = {"data": "data", "n": "points", "batch_size": "batch size", "suite": "attacks", "seed": "seed"}
+NOT_RUN = "Not run: attacks that need what the defense lacks"
 NOTHING_EVALUATED = "Nothing was evaluated."
 BATTLE = Note(
     "One image, one attack, step by step: against the static model, and against the defended model, "
@@ -64,10 +65,23 @@ def list_missing(results: Results) -> list[MissingUnit]:
     return sorted(missing, key=lambda one: one.error is None)
 
 
+def list_not_run(results: Results) -> list[str]:
+    """Return the attacks that a defense does not allow, with the reason."""
+    lines = []
+    for cell in results.cells:
+        reasons: dict[str, list[str]] = {}
+        for attack, reason in cell.not_run.items():
+            reasons.setdefault(reason, []).append(attack)
+        lines += [f"{cell.cell}: {', '.join(names)}, because {why}" for why, names in reasons.items()]
+    return lines
+
+
 def list_remarks(results: Results, most: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield what tables do not show, each with its title: findings, and units that are missing."""
+    """Yield what tables do not show, each with its title: findings, attacks not run, missing units."""
     if findings := list_findings(results):
         yield "Findings", findings
+    if not_run := list_not_run(results):
+        yield NOT_RUN, not_run
     if missing := list_missing(results):
         more = len(missing) - most
         rest = [f"and {format_count(more)} more; results.json has all"] if more > 0 else []
@@ -141,6 +155,7 @@ def _write_headline(cell: CellResult) -> str:
     defense = "The static model" if cell.cell.static else cell.cell.defense
     name = f"{defense} ({cell.cell.model}, {format_ball(cell.cell.norm, cell.cell.eps)})"
     stands = f"{format_percent(cell.worst.percent)} % stands"
+    stands += "" if cell.is_fully_attacked else " (not fully attacked)"
     text = f"{name}: {stands}"
     if cell.claimed is not None and cell.claimed.n:
         text = f"{name} claims {format_percent(cell.claimed.percent)} %; {stands}"
@@ -191,6 +206,8 @@ def _list_blocks(results: Results) -> Iterator[Block]:
     yield from tables[1:]
     if findings := list_findings(results):
         yield Text("Findings", items=findings)
+    if not_run := list_not_run(results):
+        yield Text(NOT_RUN, items=not_run)
     rows = [
         [Value(name.replace("_", " ")), Value(format_setting(value))]
         for name, value in _list_settings(results).items()

@@ -19,6 +19,7 @@ from dent.report.format import (
 )
 
 Row = Mapping[str, Value]
+NOT_FULLY = "†"  # marks a defense on which some attacks cannot be run
 
 
 def result_tables(results: Results) -> list[Table]:
@@ -55,7 +56,8 @@ def _main_table(results: Results) -> Table:
     costs = any(cell.cost for cell in results.cells)
 
     def make_row(cell: CellResult, usual: int) -> Row:
-        row = {"defense": Value(cell.cell.defense), "natural": score_value(cell.natural, usual)}
+        name = cell.cell.defense + NOT_FULLY * (not cell.is_fully_attacked)
+        row = {"defense": Value(name), "natural": score_value(cell.natural, usual)}
         if protocols:
             claimed = score_value(cell.claimed, usual)
             if len(protocols) > 1 and cell.protocol is None and cell.claimed:
@@ -73,6 +75,9 @@ def _main_table(results: Results) -> Table:
 
     notes = [Note(f"{_describe_claim(protocols)}.", "claimed")] if protocols else []
     notes.append(Note("correct without an attack and under every attack.", "worst case"))
+    if not all(cell.is_fully_attacked for cell in results.cells):
+        lacks = "the defense lacks what some attacks need, and they were not run"
+        notes.append(Note(f"not fully attacked: {lacks}; the worst case may be lower.", NOT_FULLY))
     if protocols:
         notes.append(Note("claimed minus worst case, in percentage points on the same points.", "gap"))
     versus = "worst case minus that of the static model, in percentage points on the same points"

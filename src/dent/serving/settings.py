@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from dent.data.cifar import CIFAR10, CIFAR100
 from dent.declared import Declared
-from dent.defense.text import format_defense
+from dent.defense import PRESETS, Settings
+from dent.defense.text import format_defense, parse_settings
 
 TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "": 1}
@@ -27,9 +28,12 @@ def read_name(value: Any) -> str:
 
 def read_defense(value: Any) -> str:
     try:
-        return format_defense(value)
+        text = format_defense(value)
     except TypeError as error:  # which pydantic would not collect with the other faults
         raise ValueError(str(error)) from error
+    if not isinstance(parse_settings(text), Settings):
+        raise ValueError(f"expected a preset of dent ({', '.join(PRESETS)}), got {text}")
+    return text
 
 
 def read_seconds(value: Any) -> float:

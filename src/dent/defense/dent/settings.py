@@ -103,6 +103,11 @@ class Settings:
             and (not adapts or (self.objective == "entropy" and self.reduction == "sum"))
         )
 
+    @property
+    def forwards(self) -> int:
+        """The cost of a call, in forwards of the model. A backward to the inputs counts as one."""
+        return 2 * self.steps + (0 if self.predict == "before" else 1)
+
     def optimizer_options(self) -> dict[str, Any]:
         """Return the keyword arguments of the optimizer, without its learning rate."""
         options = {"betas": self.betas, "beta3": self.beta3, "momentum": self.momentum}

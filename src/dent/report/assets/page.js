@@ -239,7 +239,7 @@ function makeSide(battle, image, side, defense) {
       make("div", { class: "track" }, fill), share));
     return { number, fill, share };
   });
-  const traces = makeTraces(frames, adaptation);
+  const traces = makeTraces(frames, adaptation, side);
   const factor = Math.round(magnification(image));
   const panel = make("div", { class: `side ${side}` }, make("h3", {}, side === "static" ? "static" : defense),
     make("div", { class: "frames" },
@@ -282,7 +282,7 @@ function shownClasses(battle, image) {
 }
 
 /** Add charts of the updates within a step; return the function that draws those of a frame. */
-function makeTraces(frames, box) {
+function makeTraces(frames, box, side) {
   const kinds = { entropies: "entropy", moves: "size of Delta", sigma: "Sigma" };
   const drawn = [];
   for (const [key, title] of Object.entries(kinds)) {
@@ -299,7 +299,7 @@ function makeTraces(frames, box) {
       chart.draw([{ side: "defended", values }]);
     });
   }
-  if (!drawn.length) box.append(make("p", { class: "measures" }, "It does not adapt."));
+  if (!drawn.length) box.append(make("p", { class: "measures" }, side === "static" ? "It does not adapt." : "Its updates leave no trace."));
   return (frame) => drawn.forEach((draw) => draw(frame));
 }
 

@@ -1,0 +1,278 @@
+"""The defenses of an evaluation: dent's list, and a user's own by import path or in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor, nn
+
+from dent.defense import DEFENSES, Defended, Dent, Method, Online, Settings, defend
+from dent.defense.text import format_defense
+from dent.evaluation.digests import describe, digest_model, name_of
+from dent.names import import_function
+
+MakeDefense = Callable[[nn.Module], Any]  # from a model to a defense
+_THIS_PROCESS = uuid4().hex  # in digests of code that no other process can see
+PARTS = ("start", "steps", "gradient")  # optional arguments of adapt()
+
+
+def is_import_path(text: str) -> bool:
+    """Return True for package.module:function, which is no defense of dent's list with settings.
+
+    >>> is_import_path("package.mine:make"), is_import_path("dent:steps=3"), is_import_path("views")
+    (True, False, False)
+    """
+    name = text.partition(":")[0]
+    return name not in DEFENSES and re.fullmatch(r"[\w.]+:[\w.]+", text.strip()) is not None
+
+
+def format_any_defense(asked: Any, own: Sequence[str] = ()) -> str:
+    """Return the one text of a defense: its name if it is in memory, its import path or its settings."""
+    if isinstance(asked, str) and (asked in own or is_import_path(asked)):
+        return asked.strip()
+    return format_defense(asked)
+
+
+def name_defenses(asked: Any) -> tuple[list[Any] | None, dict[str, Any]]:
+    """Return the defenses as an evaluation lists them, and those that are in memory, by name.
+
+    asked: one defense, a list, or a mapping from names. A defense is a text, settings, an object that
+    is a defense, or a function from the model to one.
+    """
+    if asked is None:
+        return None, {}
+    if isinstance(asked, Mapping) and "preset" not in asked:
+        entries: list[tuple[str | None, Any]] = [(str(name), one) for name, one in asked.items()]
+    else:
+        given = list(asked) if isinstance(asked, list | tuple) else [asked]
+        entries = [(_find_name(one), one) for one in given]
+    names: list[Any] = []
+    own: dict[str, Any] = {}
+    for name, one in entries:
+        if name is None or (isinstance(one, str | Mapping) and _has_name(one, name)):
+            names.append(one)
+            continue
+        if name.partition(":")[0] in DEFENSES:
+            raise ValueError(
+                f"expected another name for a defense of your own: {name!r} is of dent's list"
+            )
+        if name in own:
+            raise ValueError(
+                f"expected each defense in memory under a name of its own, got two as {name!r}; give "
+                "them as {'name': defense, ...}"
+            )
+        own[name] = _read_own(one, name)
+        names.append(name)
+    return names, own
+
+
+def _find_name(one: Any) -> str | None:
+    """Return the name of a defense that was given without one; None for a text, which needs none."""
+    if isinstance(one, str | Mapping):
+        return None
+    name = getattr(one, "__name__", None) or type(one).__name__
+    if name == "<lambda>":
+        raise ValueError("expected a name for a lambda; give defenses as {'name': defense, ...}")
+    return str(name)
+
+
+def _has_name(asked: str | Mapping[str, Any], name: str) -> bool:
+    return (asked if isinstance(asked, str) and is_import_path(asked) else format_defense(asked)) == name
+
+
+def _read_own(one: Any, name: str) -> Any:
+    """Return a defense, or a function from the model to it."""
+    if isinstance(one, str) and is_import_path(one):
+        return import_function(one)
+    if isinstance(one, str | Mapping):
+        return partial(_defend, format_defense(one))
+    if isinstance(one, Settings | Method):
+        return partial(_defend, one)
+    if not callable(one):
+        raise ValueError(
+            f"{name}: expected a defense, a function from the model to a defense, or its text such as "
+            f"'dent+:steps=3', got {type(one).__name__}"
+        )
+    return one
+
+
+def _defend(defense: Any, model: nn.Module) -> Any:
+    return defend(model, defense)
+
+
+def is_defense(one: Any) -> bool:
+    """Return True for a defense, and False for a function or class that makes one of a model."""
+    is_made = not inspect.isclass(one) and not inspect.isroutine(one) and not isinstance(one, partial)
+    return is_made and (isinstance(one, nn.Module) or hasattr(one, "adapt"))
+
+
+def make_defense(text: str, own: Mapping[str, Any], static: nn.Module) -> Any:
+    """Return the defense of a name, of an import path, or of dent's list, on a model."""
+    if text not in own and not is_import_path(text):
+        return defend(static, text)
+    given = own[text] if text in own else import_function(text)
+    defense = given if is_defense(given) else given(static)
+    if inspect.isclass(defense) or not callable(defense):
+        raise ValueError(
+            f"expected {text} to return a defense, which answers defense(inputs) with logits, got "
+            f"{type(defense).__name__}"
+        )
+    if isinstance(defense, Online):
+        raise ValueError(
+            f"{text} carries its adaptation from batch to batch, and every batch starts from a clean "
+            "state; evaluate it with continual=False and predict='after' instead"
+        )
+    return defense
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is attacked: the model as deployed, the model without a defense, and the defense."""
+
+    model: Any  # from inputs to logits: the static model itself, or the defense
+    static: nn.Module
+    defense: Any  # see `dent.defense.Defense`; a user's own may lack all but the call
+    independent: bool
+
+    @property
+    def updates(self) -> int | None:
+        """Return the number of updates of a call; None if the defense does not say."""
+        return count_updates(self.defense)
+
+
+def count_updates(defense: Any) -> int | None:
+    """Return the number of updates of a call; None if the defense does not say, by `updates`."""
+    updates = getattr(defense, "updates", None)
+    if updates is None or (isinstance(updates, int) and not isinstance(updates, bool) and updates >= 0):
+        return updates
+    raise ValueError(f"expected `updates` of the defense as an integer >= 0, got {updates!r}")
+
+
+def find_parts(defense: Any, inputs: Tensor) -> dict[str, str]:
+    """Return the optional parts of the protocol that a defense lacks, each with the reason.
+
+    The parts are "adapt" (with predict), "start", "steps", "gradient", "updates" and "unrolled". The
+    exact gradient is tried on the inputs: a defense may take the argument and refuse that value.
+    """
+    parts = ("adapt", *PARTS, "updates", "unrolled")
+    if not (hasattr(defense, "adapt") and hasattr(defense, "predict")):
+        return dict.fromkeys(parts, "the defense has no adapt(inputs) and predict(inputs, state)")
+    lacks = {
+        part: f"adapt() of the defense takes no `{part}`"
+        for part in PARTS
+        if not accepts(defense.adapt, part)
+    }
+    if count_updates(defense) is None:
+        lacks["updates"] = "the defense has no attribute `updates`, the number of updates of a call"
+    if "gradient" in lacks:
+        lacks["unrolled"] = "adapt() of the defense takes no `gradient`"
+    elif not isinstance(defense, Dent | Defended):
+        try:
+            with torch.enable_grad():
+                defense.adapt(inputs.detach().clone().requires_grad_(), gradient="unrolled")
+        except Exception as error:
+            message = " ".join(str(error).split()) or type(error).__name__
+            lacks["unrolled"] = f"adapt() of the defense refuses gradient='unrolled' ({message[:100]})"
+    return lacks
+
+
+def accepts(function: Callable[..., Any], argument: str) -> bool:
+    """Return True if a function can be called with an argument by this name."""
+    parameters = inspect.signature(function).parameters
+    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+class AnyDefense:
+    """A defense as attacks call it, with all arguments; those that it does not take are left away.
+
+    Only calls that mean the same without the argument may leave it away: a stale gradient is that of
+    inputs without a gradient. All others belong to attacks that are not run on such a defense.
+    """
+
+    def __init__(self, defense: Any) -> None:
+        self.defense = defense
+        self._takes = {part for part in PARTS if accepts(defense.adapt, part)}
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.defense(inputs)
+        return logits
+
+    def adapt(self, inputs: Tensor, **options: Any) -> Any:
+        given = {name: value for name, value in options.items() if value is not None}
+        if "gradient" not in self._takes and given.get("gradient") == "stale":
+            del given["gradient"]
+            inputs = inputs.detach()
+        return self.defense.adapt(inputs, **given)
+
+    def predict(self, inputs: Tensor, state: Any) -> Tensor:
+        logits: Tensor = self.defense.predict(inputs, state)
+        return logits
+
+
+def digest_defense(defense: Any) -> str:
+    """Return the sha256 of a defense: names and code of its classes, and all values that it holds.
+
+    Code that has no file, such as that of an interactive session, is known in this process alone, and
+    so is its digest.
+    """
+    if isinstance(defense, Dent | Defended):
+        held = name_of(defense), repr(defense.settings), digest_model(defense.model)
+        return hashlib.sha256(describe(held)).hexdigest()
+    digest = hashlib.sha256()
+    for part in _describe_parts(defense, set()):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _describe_parts(value: Any, seen: set[int]) -> Iterator[bytes]:
+    """Yield bytes for a value and all that it holds. Objects are told by their class and attributes."""
+    if id(value) in seen:
+        return
+    is_plain = value is None or isinstance(value, str | bytes | bool | int | float | complex)
+    if is_plain or isinstance(value, Tensor):
+        yield describe(value)
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield describe(str(key))
+            yield from _describe_parts(item, seen)
+    elif isinstance(value, list | tuple):
+        yield f"{len(value)}".encode()
+        for item in value:
+            yield from _describe_parts(item, seen)
+    elif isinstance(value, partial):
+        yield from _describe_parts([value.func, value.args, value.keywords], seen)
+    elif inspect.isclass(value) or inspect.isroutine(value):
+        yield _describe_code(value)
+    else:
+        yield _describe_code(type(value))
+        if hasattr(value, "__dict__"):
+            yield from _describe_parts({key: vars(value)[key] for key in sorted(vars(value))}, seen)
+        else:
+            yield describe(value)
+
+
+def _describe_code(value: Any) -> bytes:
+    """Return the name of a class or function, with its code if that is not of a versioned package."""
+    module = getattr(value, "__module__", None) or ""
+    if module.partition(".")[0] in ("dent", "torch", "numpy", "builtins"):
+        return name_of(value).encode()
+    classes = [one for one in getattr(value, "__mro__", (value,)) if one is not object]
+    code = []
+    for one in classes:
+        if (getattr(one, "__module__", None) or "").partition(".")[0] in ("dent", "torch", "builtins"):
+            continue
+        try:
+            code.append(inspect.getsource(one))
+        except (OSError, TypeError):  # TypeError: it is no Python code, and has no source
+            code.append(_THIS_PROCESS if inspect.isclass(one) else name_of(one))
+    return "\n".join([name_of(value), *code]).encode()

@@ -1,0 +1,106 @@
+"""Defenses as a user may write them: complete, with less than the protocol, and broken."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Centered:
+    """A complete defense: each update moves an input toward its mean, `rate` of the way."""
+
+    independent = True
+
+    def __init__(self, model: nn.Module, rate: float = 0.2, updates: int = 2) -> None:
+        self.model, self.rate, self.updates = model, rate, updates
+
+    def adapt(
+        self,
+        inputs: Tensor,
+        *,
+        start: Tensor | None = None,
+        steps: int | None = None,
+        gradient: str | None = None,
+    ) -> Tensor:
+        inputs = inputs if gradient == "unrolled" else inputs.detach()
+        offset = torch.zeros_like(inputs) if start is None else start
+        for _ in range(self.updates if steps is None else steps):
+            moved = inputs + offset
+            offset = offset + self.rate * (moved.mean((1, 2, 3), keepdim=True) - moved)
+        return offset
+
+    def predict(self, inputs: Tensor, state: Tensor) -> Tensor:
+        logits: Tensor = self.model(inputs + state)
+        return logits
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.predict(inputs, self.adapt(inputs))
+
+
+def make(model: nn.Module) -> Centered:
+    return Centered(model)
+
+
+class Plain:
+    """A defense with nothing that is optional: adapt takes the inputs alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def adapt(self, inputs: Tensor) -> Tensor:
+        return inputs.detach().mean((1, 2, 3), keepdim=True)
+
+    def predict(self, inputs: Tensor, state: Tensor) -> Tensor:
+        logits: Tensor = self.model(0.9 * inputs + 0.1 * state)
+        return logits
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.predict(inputs, self.adapt(inputs))
+
+
+class Inside(nn.Module):
+    """A module that adapts inside of forward alone, by gradients, and to the whole batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.enable_grad():
+            shift = torch.zeros_like(inputs[:1]).requires_grad_()
+            loss = self.model(inputs.detach() + shift).logsumexp(1).sum()
+            (grad,) = torch.autograd.grad(loss, shift)
+        logits: Tensor = self.model(inputs + 0.01 * grad.sign())
+        return logits
+
+
+class Lying(Inside):
+    independent = True  # it is not
+
+
+def make_lying(model: nn.Module) -> Lying:
+    return Lying(model)
+
+
+class Mortal(Centered):
+    """A defense that kills its process at its n-th call, if the environment says n."""
+
+    calls = 0
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        type(self).calls += 1
+        if type(self).calls == int(os.environ.get("DIE_AT", "-1")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(inputs)
+
+
+def make_mortal(model: nn.Module) -> Mortal:
+    return Mortal(model)
+
+
+def make_nothing(model: nn.Module) -> Any:
+    return None
