@@ -27,7 +27,8 @@ CARDS = read_cards()
 
 
 def test_the_promised_models_are_there() -> None:
-    assert {"resnet20-nominal", "resnet20-at", "resnet20-at-l2", "resnet26-4-nominal"} <= set(CARDS)
+    promised = {"resnet20-nominal", "resnet20-at", "resnet20-at-l2", "resnet20-at-cifar100"}
+    assert promised | {"resnet26-4-nominal"} <= set(CARDS)
     assert sum(file.stat().st_size for file in (ROOT / "src/dent/models/weights").iterdir()) < 40e6
 
 
@@ -46,7 +47,7 @@ def test_the_card_says_what_was_done(name: str) -> None:
 @pytest.mark.parametrize("name", CARDS)
 def test_natural_accuracy_on_the_shipped_images(name: str) -> None:
     (said,) = [one for one in CARDS[name].accuracies if one["what"] == "natural, shipped images"]
-    correct = count_correct(dent.load_model(name), open_data("cifar10", n=1000))
+    correct = count_correct(dent.load_model(name), open_data(CARDS[name].data["name"], n=1000))
     assert abs(correct - 10 * said["percent"]) <= 2  # the last digit of a logit depends on the machine
 
 
@@ -56,6 +57,9 @@ def test_the_accuracies_that_were_promised() -> None:
     natural, _, robust = said["resnet20-at"]
     assert natural >= 60
     assert robust >= 30
+    natural, _, robust = said["resnet20-at-cifar100"]
+    assert natural >= 40
+    assert robust >= 15
     assert (
         CARDS["resnet20-at"].accuracies[2]["what"].startswith("reference APGD-CE and APGD-T, Linf 8/255")
     )
