@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
-from torch import Tensor
 
 from dent.attacks import AttackResult, adaptive, pgd
 from dent.attacks.autoattack import ATTACKS as DIRECT
-from dent.attacks.fused import fuse_batch_norm
 from dent.attacks.losses import LOSSES
 from dent.declared import Declared
-from dent.evaluation.defenses import AnyDefense, Subject
+from dent.evaluation.runners import (
+    attack_defense,
+    attack_model,
+    attack_one_among,
+    attack_static,
+    average_states,
+    mix,
+    poison,
+    shorten_updates,
+    sort_labels,
+)
 from dent.names import lookup
 
 # direct: attacks the defended model itself. adaptive: made for defenses that adapt. scenario: answers
@@ -103,119 +110,6 @@ class Attack:
         return float(self.cost(forwards, defaults | dict(given)))
 
 
-# How each kind of attack sees a subject.
-
-
-def _attack_model(
-    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, **options: Any
-) -> AttackResult:
-    joint = not subject.independent
-    # The search runs on a faster copy; what it made is scored on the model itself, as always.
-    is_plain = subject.model is subject.static and not joint
-    model = fuse_batch_norm(subject.model, inputs) if is_plain else subject.model
-    if "targets" in options:
-        with torch.no_grad():
-            others = subject.static(inputs).shape[1] - 1
-        options["targets"] = min(options["targets"], others)
-    return attack(model, inputs, labels, mask=mask, joint=joint, **options)
-
-
-def _attack_static(
-    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
-) -> AttackResult:
-    """Attack the static model and submit the result to the defended one."""
-    static = fuse_batch_norm(subject.static, inputs)
-    return attack(subject.model, static, inputs, labels, **options)
-
-
-def _attack_defense(
-    attack: Run, subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
-) -> AttackResult:
-    return attack(AnyDefense(subject.defense), inputs, labels, **options)
-
-
-def _average_states(subject: Subject, inputs: Tensor, labels: Tensor, **options: Any) -> AttackResult:
-    defense = AnyDefense(subject.defense)
-    return adaptive.averaged(defense, inputs, labels, updates=subject.updates or 0, **options)
-
-
-def _shorten_updates(
-    subject: Subject, inputs: Tensor, labels: Tensor, *, updates: int | None = None, **options: Any
-) -> AttackResult:
-    updates = (subject.updates or 0) // 2 if updates is None else updates
-    return adaptive.short(AnyDefense(subject.defense), inputs, labels, updates=updates, **options)
-
-
-def _mix(
-    subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, share: float, **options: Any
-) -> AttackResult:
-    """Attack a share of the batch, but at least one input; at least one stays natural."""
-    share = min(share, 1 - 1 / len(inputs))
-    return adaptive.mixing(subject.model, inputs, labels, share=share, **options)
-
-
-def _attack_one_among(
-    subject: Subject,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    mask: Tensor,
-    points: int,
-    companions: int = 15,
-    **options: Any,
-) -> AttackResult:
-    """Attack each of the first `points` of the batch, among other inputs of it that are natural."""
-    for image in inputs[:points]:  # the same image again is no companion
-        others = int((inputs != image).flatten(1).any(1).sum())
-        companions = min(companions, others)
-    result = adaptive.one_among(
-        subject.model, inputs[:points], labels[:points], inputs, companions=companions, **options
-    )
-    rest = len(inputs) - len(result.success)
-    return adaptive.PartResult(
-        torch.cat([result.inputs, inputs[points:]]),
-        torch.cat([result.success, result.success.new_zeros(rest)]),
-        torch.cat([result.logits, result.logits.new_zeros(rest, result.logits.shape[1])]),
-        result.queries,
-        result.gradients,
-        part=torch.arange(len(inputs), device=inputs.device) < points,
-    )
-
-
-def _sort_labels(
-    subject: Subject, inputs: Tensor, labels: Tensor, *, mask: Tensor, **options: Any
-) -> AttackResult:
-    """Sort two batches together, cut them again, and attack each."""
-    attack = partial(DIRECT["apgd-ce"], joint=True)
-    size = (len(inputs) + 1) // 2
-    return adaptive.sorted_batches(
-        subject.model, inputs, labels, batch_size=size, attack=attack, **options
-    )
-
-
-def _poison(
-    subject: Subject,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    mask: Tensor,
-    eps: float,
-    share: float,
-    seed: int,
-    **options: Any,
-) -> AttackResult:
-    """Perturb malicious members, in [0, 1] but in no ball; the natural members count."""
-    malicious = adaptive.draw_mask(len(inputs), share, seed=seed).to(inputs.device)
-    return adaptive.poisoning(
-        AnyDefense(subject.defense),
-        inputs,
-        labels,
-        malicious=malicious,
-        seed=seed,
-        **options | {"norm": "linf"},
-    )
-
-
 # Options
 
 
@@ -285,7 +179,7 @@ def _surround(f: Forwards, o: dict[str, Any]) -> float:
 
 
 def _direct(name: str, attack: Run, options: Options, cost: Cost, note: str) -> Attack:
-    return Attack(name, "direct", partial(_attack_model, attack), options, cost, note)
+    return Attack(name, "direct", partial(attack_model, attack), options, cost, note)
 
 
 def _adaptive(
@@ -327,62 +221,62 @@ ATTACKS: dict[str, Attack] = {
             "random squares, without gradients",
         ),
         _adaptive(
-            "denying updates", partial(_attack_static, adaptive.denying_updates),
+            "denying updates", partial(attack_static, adaptive.denying_updates),
             {"steps": (Steps, 100), "attacks": (OfflineNames, ("apgd-ce", "apgd-t"))}, _transfer,
             "maximize the loss of the static model, then submit to the defense", needs_updates=False,
         ),
         _adaptive(
-            "high confidence", partial(_attack_static, adaptive.high_confidence),
+            "high confidence", partial(attack_static, adaptive.high_confidence),
             CLIMB | {"targets": (Count, 3)},
             lambda f, o: 2 * o["targets"] * _count_steps(o) + (o["targets"] + 2) * f.answer,
             "make the static model wrong and sure, then submit to the defense", needs_updates=False,
         ),
         _adaptive(
-            "fpa", partial(_attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),
+            "fpa", partial(attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),
             "fixed point: attack the model as adapted to the last attack", needs_updates=False,
             needs=("steps",),
         ),
         _adaptive(
-            "gmsa-avg", partial(_attack_defense, adaptive.gmsa_avg), ROUNDS, _iterate,
+            "gmsa-avg", partial(attack_defense, adaptive.gmsa_avg), ROUNDS, _iterate,
             "average loss over all models adapted so far", needs=("steps",),
         ),
         _adaptive(
-            "gmsa-min", partial(_attack_defense, adaptive.gmsa_min), ROUNDS, _iterate,
+            "gmsa-min", partial(attack_defense, adaptive.gmsa_min), ROUNDS, _iterate,
             "lowest loss over all models adapted so far", needs=("steps",),
         ),
         _adaptive(
-            "unrolled", partial(_attack_defense, adaptive.unrolled), CLIMB, _unroll,
+            "unrolled", partial(attack_defense, adaptive.unrolled), CLIMB, _unroll,
             "exact gradient, through the updates", needs=("unrolled",),
         ),
         _adaptive(
-            "averaged", _average_states, CLIMB,
+            "averaged", average_states, CLIMB,
             lambda f, o: _count_steps(o) * (f.answer + 2 * (f.updates + 1)) + f.asked,
             "gradients averaged over the states of the defense", needs=("updates", "start", "steps"),
         ),
         _adaptive(
-            "short", _shorten_updates, CLIMB | {"updates": (Steps | None, None)}, _shorten,
+            "short", shorten_updates, CLIMB | {"updates": (Steps | None, None)}, _shorten,
             "attack half of the updates, submit to all", needs=("updates", "steps"),
         ),
         _adaptive(
-            "lazy", partial(_attack_defense, adaptive.lazy), CLIMB | {"every": (Count, 5)},
+            "lazy", partial(attack_defense, adaptive.lazy), CLIMB | {"every": (Count, 5)},
             lambda f, o: _count_steps(o) * (f.answer / o["every"] + 2) + f.asked,
             "adapt only at every fifth step", needs=("adapt",),
         ),
         Attack(
-            "mixed", "scenario", _mix, CLIMB | {"share": (Share, ...)}, _climb,
+            "mixed", "scenario", mix, CLIMB | {"share": (Share, ...)}, _climb,
             "a share of the batch is adversarial, and counts", least=2,
         ),
         Attack(
-            "one among", "scenario", _attack_one_among,
+            "one among", "scenario", attack_one_among,
             CLIMB | {"companions": (Count, 15), "points": (Count, ...)}, _surround,
             "one adversarial input among natural ones", least=2,
         ),
         Attack(
-            "sorted labels", "scenario", _sort_labels, CLIMB, _climb,
+            "sorted labels", "scenario", sort_labels, CLIMB, _climb,
             "batches sorted by label, attacked", span=2,
         ),
         Attack(
-            "poisoning", "scenario", _poison, CLIMB | {"share": (Share, ...)}, _unroll,
+            "poisoning", "scenario", poison, CLIMB | {"share": (Share, ...)}, _unroll,
             "malicious members; the accuracy of the others counts", least=2, is_free=True,
             needs=("unrolled",),
         ),
