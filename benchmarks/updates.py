@@ -1,0 +1,107 @@
+"""Measure accuracy, entropy and calibration over the updates of dent, on natural and attacked images.
+
+    python benchmarks/updates.py --model resnet20-at --model resnet26-4-at --eps 8/255 [--json FILE]
+
+Each batch is adapted as it is, and again as attacked: by APGD on the cross-entropy of the static model,
+where every image keeps its point of highest loss. Both are the same images for every defense, so that a
+table shows what the updates change, and not what an attack made of it. Confidence is the mean largest
+probability; it should equal the accuracy. Entropy is the mean in nats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import environment  # noqa: F401
+import torch
+from torch import Tensor
+
+import dent
+from dent.attacks import apgd
+from dent.attacks.fused import fuse_batch_norm
+from dent.declared import read_number
+from dent.report.terminal import progress_bar, show_table
+
+UPDATES = (0, 1, 3, 10, 30)
+
+
+def attack_static(
+    model: torch.nn.Module, inputs: Tensor, labels: Tensor, eps: float, steps: int
+) -> Tensor:
+    """Return the points of highest loss; no image leaves the search when it is broken."""
+    static = fuse_batch_norm(model, inputs)
+    return apgd(static, inputs, labels, eps=eps, steps=steps, joint=True).inputs
+
+
+def describe_answers(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return accuracy and confidence in %, and the entropy."""
+    log_p = logits.log_softmax(1)
+    return {
+        "accuracy": 100 * float((logits.argmax(1) == labels).float().mean()),
+        "confidence": 100 * float(log_p.exp().amax(1).mean()),
+        "entropy": -float((log_p.exp() * log_p).sum(1).mean()),
+    }
+
+
+def measure(
+    name: str, defense: str, batches: dict[str, list[tuple[Tensor, Tensor]]], move: Any
+) -> list[dict[str, Any]]:
+    """Return a row for each kind of images and number of updates."""
+    defended = dent.defend(dent.load_model(name), defense)
+    assert isinstance(defended, dent.Dent)
+    rows = []
+    for kind, pairs in batches.items():
+        states: list[dent.State | None] = [None] * len(pairs)
+        for before, updates in zip((0, *UPDATES), UPDATES, strict=False):
+            move(f"{name}, {defense}, {kind}, {updates} updates")
+            logits = []
+            for number, (inputs, _) in enumerate(pairs):
+                state = defended.adapt(inputs, start=states[number], steps=updates - before)
+                states[number] = state
+                with torch.no_grad():
+                    logits.append(defended.predict(inputs, state))
+            answers = describe_answers(torch.cat(logits), torch.cat([labels for _, labels in pairs]))
+            row = {"model": name, "defense": defense, "images": kind, "updates": updates}
+            rows.append(row | {key: round(value, 2) for key, value in answers.items()})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", action="append", required=True, help="Model; may be repeated.")
+    parser.add_argument("--defense", action="append", help="Settings of dent; may be repeated.")
+    parser.add_argument("--eps", default="8/255", help="Radius in Linf.")
+    parser.add_argument("--n", type=int, default=256, help="Number of images.")
+    parser.add_argument("--batch-size", type=int, default=128, help="Number of images in a batch.")
+    parser.add_argument("--steps", type=int, default=20, help="Steps of APGD.")
+    parser.add_argument("--json", type=Path, help="File to write the rows to.")
+    given = parser.parse_args()
+    defenses = given.defense or ["dent", "dent:statistics=test", "dent+"]
+    inputs, labels = dent.load_data("cifar10", n=given.n)
+    natural = list(zip(inputs.split(given.batch_size), labels.split(given.batch_size), strict=True))
+    rows, done = [], 0
+    total = len(given.model) * (1 + 2 * len(UPDATES) * len(defenses))
+    with progress_bar("updates") as show:
+
+        def move(text: str) -> None:
+            nonlocal done
+            show(done, total, text)
+            done += 1
+
+        for name in given.model:
+            model = dent.load_model(name)
+            move(f"{name}, attack on the static model")
+            eps = read_number(given.eps)
+            attacked = [(attack_static(model, *pair, eps, given.steps), pair[1]) for pair in natural]
+            for defense in defenses:
+                rows += measure(name, defense, {"natural": natural, "attacked": attacked}, move)
+    show_table(rows, right=("updates", "accuracy", "confidence", "entropy"))
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
