@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 import dent
-from dent.declared import read_number
 from dent.report.terminal import progress_bar, show_table
 from dent.storage import replace_file
+from dent.texts import read_number
 
 ENGINES = ("reference", "dent")
 ATTACKS = ("apgd-ce", "apgd-t", "fab-t", "square")

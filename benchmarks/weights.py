@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 import dent
 from dent.data import open_data
-from dent.declared import read_number
 from dent.models.checkpoint import find_state, read_checkpoint, split_normalization
 from dent.models.shipped import load_shipped, read_cards
 from dent.report.terminal import accuracy_text, progress_bar
 from dent.storage import replace_file
+from dent.texts import read_number
 from dent.training.card import CARD, count_correct, make_accuracy
 from dent.training.train import AVERAGE, CHECKPOINT
 

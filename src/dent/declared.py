@@ -11,22 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from dent.names import check_known
-
-
-def read_number(value: Any) -> Any:
-    """Return a number that is written as text, also as a fraction; return other values unchanged.
-
-    >>> read_number("8/255") == 8 / 255, read_number("0.5"), read_number(2)
-    (True, 0.5, 2)
-    """
-    if not isinstance(value, str):
-        return value
-    try:
-        above, _, below = value.partition("/")
-        return float(above) / float(below or 1)
-    except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"expected a number such as 0.5 or 8/255, got {value!r}") from error
-
+from dent.texts import read_number
 
 # A float that may also be written as text: "0.5", "8/255".
 Number = Annotated[float, BeforeValidator(read_number)]

@@ -10,7 +10,8 @@ import typer
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from dent.declared import Declared, plain_type, read_number
+from dent.declared import Declared, plain_type
+from dent.texts import read_number
 
 
 def parse_number(text: str) -> float:

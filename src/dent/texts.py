@@ -1,4 +1,4 @@
-"""Parse and format texts such as `dent:steps=10,lr=0.002`: a name with settings."""
+"""Parse and format texts: a name with settings, such as `dent:steps=10,lr=0.002`, and numbers."""
 
 from __future__ import annotations
 
@@ -34,6 +34,21 @@ def parse_value(value: Any) -> Any:
         except (ValueError, SyntaxError):
             return value
     return tuple(value) if isinstance(value, list) else value
+
+
+def read_number(value: Any) -> Any:
+    """Return a number that is written as text, also as a fraction; return other values unchanged.
+
+    >>> read_number("8/255") == 8 / 255, read_number("0.5"), read_number(2)
+    (True, 0.5, 2)
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        above, _, below = value.partition("/")
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"expected a number such as 0.5 or 8/255, got {value!r}") from error
 
 
 def format_text(name: str, settings: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dent.attacks.checks import check_numbers
+from dent.attacks.checks import Eps, Labels, check_numbers, read_arguments
 from dent.attacks.losses import IndexedLoss, make_loss
 from dent.attacks.norms import lengths, project, sample_in_ball, steepest_direction, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, View, begin
@@ -27,9 +27,9 @@ SPARSER, SHORTER, SHORTEST = 1.5, 1.5, 10  # of L1: see `Sparse`
 def apgd(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     loss: str = "ce",
     steps: int = 100,
@@ -61,6 +61,7 @@ def apgd(
     >>> bool(((result.inputs - inputs).abs() <= 0.1 + 1e-6).all())
     True
     """
+    labels, eps = read_arguments(inputs, labels, eps)
     loss_at = make_loss(loss, labels, towards)
     attacked, best, _ = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, towards=towards,
@@ -77,9 +78,9 @@ def apgd(
 def apgd_targeted(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     targets: int | None = None,
     steps: int = 100,
@@ -98,6 +99,7 @@ def apgd_targeted(
     The other settings are those of `apgd`.
     """
     check_numbers(targets=targets)
+    labels, eps = read_arguments(inputs, labels, eps)
     attacked, best, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts,
         draws=draws, through=through, joint=joint, mask=mask,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dent.attacks.apgd import apgd, apgd_targeted
-from dent.attacks.checks import check_attack, check_model, check_numbers
+from dent.attacks.checks import Eps, Labels, check_attack, check_model, check_numbers, read_arguments
 from dent.attacks.fab import fab, fab_targeted
 from dent.attacks.findings import Finding, detect_stronger_square, inspect_model, take_logarithm
 from dent.attacks.fused import fuse_batch_norm
@@ -63,9 +63,9 @@ class SuiteResult(AttackResult):
 def autoattack(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     version: str = "standard",
     attacks: Sequence[str] | None = None,
@@ -106,6 +106,7 @@ def autoattack(
         raise ValueError("batch_size splits the batch that a joint attack keeps together; leave it out")
     lookup("engine", engine, dict.fromkeys(("dent", "reference")))
     check_model(model)
+    labels, eps = read_arguments(inputs, labels, eps)
     check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, steps=steps, queries=queries)
     size = batch_size or max(len(inputs), 1)
     if engine == "reference":

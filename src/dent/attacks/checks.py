@@ -1,8 +1,10 @@
-"""Checks of inputs, settings, models and answers; each error says what was expected."""
+"""Read and check inputs, settings, models and answers; each error says what was expected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +12,46 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dent.attacks.norms import NORMS
 from dent.names import lookup
+from dent.texts import read_number
 
 # The smallest value of each setting. A number that is not listed, such as a step size, is positive.
 SMALLEST = {
     **{"eps": 0, "steps": 0, "restarts": 1, "targets": 1, "queries": 0, "draws": 1, "batch_size": 1},
     **{"every": 1, "rounds": 1, "updates": 0, "window": 1},  # of the adaptive attacks
 }
+
+
+class Array(Protocol):
+    """An array of another library, such as NumPy's."""
+
+    def tolist(self) -> Any: ...
+
+
+Labels = Tensor | Sequence[int] | Array  # what attacks accept as labels
+Eps = float | str  # and as eps: a text may be a fraction, "8/255"
+
+
+def read_arguments(inputs: Tensor, labels: Labels, eps: Eps) -> tuple[Tensor, float]:
+    """Return labels as a tensor, on the device of the inputs if they are none yet, and eps as a number.
+
+    >>> read_arguments(torch.rand(2, 3), [0, 1], "1/4")
+    (tensor([0, 1]), 0.25)
+    """
+    return read_labels(labels, inputs.device), read_number(eps)
+
+
+def read_labels(labels: Labels, device: torch.device | None = None) -> Tensor:
+    """Return labels as a tensor: a tensor as it is, a list or an array as a new one on the device."""
+    if isinstance(labels, Tensor):
+        return labels
+    try:
+        values = labels if isinstance(labels, Sequence) else labels.tolist()
+        read = torch.tensor(values, device=device)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"expected labels as integers, one for each input, got {reprlib.repr(labels)}"
+        ) from error
+    return read if read.numel() else read.long()  # torch takes an empty list to be floats
 
 
 def check_attack(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dent.attacks.apgd import select_targets
-from dent.attacks.checks import check_numbers
+from dent.attacks.checks import Eps, Labels, check_numbers, read_arguments
 from dent.attacks.norms import lengths, project, sample_in_ball, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, begin, compute_gradient
 from dent.seeds import make_generator
@@ -27,9 +27,9 @@ LARGEST = 256  # the number of values that L1 tries first
 def fab(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     steps: int = 100,
     restarts: int = 1,
@@ -58,6 +58,7 @@ def fab(
     >>> bool(result.success.all())
     True
     """
+    labels, eps = read_arguments(inputs, labels, eps)
     attacked, best, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, joint=joint, mask=mask
     )
@@ -71,9 +72,9 @@ def fab(
 def fab_targeted(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     targets: int | None = None,
     steps: int = 100,
@@ -91,6 +92,7 @@ def fab_targeted(
     The other settings are those of `fab`.
     """
     check_numbers(targets=targets)
+    labels, eps = read_arguments(inputs, labels, eps)
     attacked, best, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, joint=joint, mask=mask
     )

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dent.attacks.checks import Eps, Labels, read_arguments
 from dent.attacks.losses import make_loss
 from dent.attacks.norms import project, sample_in_ball, steepest_direction, unsqueeze_like
 from dent.attacks.search import AttackResult, Model, View, begin
@@ -17,9 +18,9 @@ from dent.seeds import make_generator
 def pgd(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     steps: int = 40,
     step_size: float | None = None,
@@ -50,6 +51,7 @@ def pgd(
     """
     if start not in ("random", "input"):
         raise ValueError(f"expected start 'random' or 'input', got {start!r}")
+    labels, eps = read_arguments(inputs, labels, eps)
     loss_at = make_loss(loss, labels, towards)
     attacked, best, _ = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, step_size=step_size,

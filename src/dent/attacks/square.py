@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dent.attacks.checks import Eps, Labels, read_arguments
 from dent.attacks.losses import margin
 from dent.attacks.norms import NORMS, lengths, project, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, begin, is_broken
@@ -32,9 +33,9 @@ MEMORY = 0.9  # the weight of past acceptances after one more call
 def square(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     queries: int = 5000,
     restarts: int = 1,
@@ -63,6 +64,7 @@ def square(
     """
     if inputs.dim() != 4:
         raise ValueError(f"expected images (N, C, H, W), got inputs {tuple(inputs.shape)}")
+    labels, eps = read_arguments(inputs, labels, eps)
     attacked, best, _ = begin(
         model, inputs, labels, eps=eps, norm=norm, queries=queries, restarts=restarts,
         share=share, rows=rows, joint=joint, mask=mask,

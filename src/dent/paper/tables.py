@@ -17,10 +17,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from dent.declared import Declared, Number, raise_faults, read_number
+from dent.declared import Declared, Number, raise_faults
 from dent.defense.text import format_defense
 from dent.evaluation.attacks import find_attack
 from dent.names import lookup
+from dent.texts import read_number
 
 FOLDER = Path(__file__).parent / "data"
 # Sets of attacks; a scale says which attacks they are.

@@ -12,7 +12,7 @@ from torch import Tensor
 from dent.attacks.adaptive.submission import pick_strongest, submit
 from dent.attacks.adaptive.views import DynamicDefense, State
 from dent.attacks.apgd import run_apgd, select_targets
-from dent.attacks.checks import check_attack, check_numbers
+from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, read_arguments
 from dent.attacks.losses import make_loss
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Loss
 from dent.names import lookup
@@ -22,9 +22,9 @@ from dent.seeds import make_generator
 def gmsa(
     defense: DynamicDefense[State],
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     over: str = "minimum",
     rounds: int = 10,
@@ -46,6 +46,7 @@ def gmsa(
     """
     make_view = lookup("combination of models", over, OVER)
     check_numbers(targets=targets or None)
+    labels, eps = read_arguments(inputs, labels, eps)
     check_attack(
         inputs, labels, eps=eps, norm=norm, mask=mask, rounds=rounds, steps=steps, restarts=restarts
     )
@@ -71,20 +72,20 @@ def gmsa(
     return pick_strongest(results, mask)
 
 
-def fpa(defense: DynamicDefense[State], inputs: Tensor, labels: Tensor, **settings: Any) -> AttackResult:
+def fpa(defense: DynamicDefense[State], inputs: Tensor, labels: Labels, **settings: Any) -> AttackResult:
     """Attack the model as adapted to the last round's points (fixed point attack); see `gmsa`."""
     return gmsa(defense, inputs, labels, over="last", **settings)
 
 
 def gmsa_avg(
-    defense: DynamicDefense[State], inputs: Tensor, labels: Tensor, **settings: Any
+    defense: DynamicDefense[State], inputs: Tensor, labels: Labels, **settings: Any
 ) -> AttackResult:
     """Increase the average loss over the static and all adapted models so far; see `gmsa`."""
     return gmsa(defense, inputs, labels, over="average", **settings)
 
 
 def gmsa_min(
-    defense: DynamicDefense[State], inputs: Tensor, labels: Tensor, **settings: Any
+    defense: DynamicDefense[State], inputs: Tensor, labels: Labels, **settings: Any
 ) -> AttackResult:
     """Increase each input's lowest loss over the static and all adapted models so far; see `gmsa`."""
     return gmsa(defense, inputs, labels, over="minimum", **settings)

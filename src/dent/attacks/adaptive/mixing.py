@@ -10,7 +10,7 @@ from torch import Tensor
 from dent.attacks.adaptive.submission import PartResult, select_rows
 from dent.attacks.adaptive.views import Direct, GradientAttack, MakeView, attack_through_view
 from dent.attacks.apgd import apgd
-from dent.attacks.checks import check_attack
+from dent.attacks.checks import Eps, Labels, check_attack, read_arguments
 from dent.attacks.search import AttackResult, Model, join_results
 from dent.seeds import make_generator
 
@@ -30,10 +30,10 @@ def draw_mask(count: int, share: float, *, seed: int = 0) -> Tensor:
 def mixing(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     share: float,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     attack: GradientAttack = apgd,
     through: MakeView = Direct,
@@ -56,10 +56,10 @@ def mixing(
 def one_among(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     pool: Tensor,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     companions: int = 15,
     attack: GradientAttack = apgd,
@@ -75,6 +75,7 @@ def one_among(
     pool: natural inputs to draw the companions from; in the paper, the test set.
     The other settings are those of `mixing`.
     """
+    labels, eps = read_arguments(inputs, labels, eps)
     check_attack(inputs, labels, eps=eps, norm=norm)
     results = []
     for index, (image, label) in enumerate(zip(inputs, labels, strict=True)):

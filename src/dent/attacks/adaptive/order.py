@@ -9,12 +9,12 @@ from torch import Tensor
 
 from dent.attacks.adaptive.submission import select_rows, submit
 from dent.attacks.adaptive.views import GradientAttack
-from dent.attacks.checks import check_attack, check_numbers
+from dent.attacks.checks import Labels, check_attack, check_numbers, read_arguments, read_labels
 from dent.attacks.search import AttackResult, Model, join_results
 from dent.seeds import make_generator
 
 
-def sort_by_label(labels: Tensor, *, batch_size: int, window: int | None = None) -> Tensor:
+def sort_by_label(labels: Labels, *, batch_size: int, window: int | None = None) -> Tensor:
     """Return the permutation (N,) that sorts the labels within each window of batches.
 
     window: the number of batches that are sorted together (default: all).
@@ -26,6 +26,7 @@ def sort_by_label(labels: Tensor, *, batch_size: int, window: int | None = None)
     tensor([0, 0, 1, 2, 1, 2])
     """
     check_numbers(batch_size=batch_size, window=window)
+    labels = read_labels(labels)
     size = max(len(labels), 1) if window is None else window * batch_size
     return torch.cat(
         [part.argsort(stable=True) + size * number for number, part in enumerate(labels.split(size))]
@@ -35,7 +36,7 @@ def sort_by_label(labels: Tensor, *, batch_size: int, window: int | None = None)
 def sorted_batches(
     model: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     batch_size: int = 128,
     window: int | None = 2,
@@ -52,9 +53,8 @@ def sorted_batches(
     if it is None. settings: its other settings.
     window: the number of batches that are sorted together; all if it is None.
     """
-    check_attack(
-        inputs, labels, eps=settings.get("eps", 0), norm=settings.get("norm", "linf"), mask=mask
-    )
+    labels, eps = read_arguments(inputs, labels, settings.get("eps", 0))
+    check_attack(inputs, labels, eps=eps, norm=settings.get("norm", "linf"), mask=mask)
     order = sort_by_label(labels, batch_size=batch_size, window=window)
     results = []
     for number, at in enumerate(order.split(batch_size)):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dent.attacks.adaptive.submission import PartResult, pick_strongest, submit
 from dent.attacks.adaptive.views import MakeView, Unrolled
-from dent.attacks.checks import check_attack
+from dent.attacks.checks import Eps, Labels, check_attack, read_arguments
 from dent.attacks.losses import make_loss
 from dent.attacks.norms import project, sample_in_ball, unsqueeze_like
 from dent.attacks.pgd import take_step
@@ -20,10 +20,10 @@ from dent.seeds import make_generator
 def poisoning(
     defense: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     malicious: Tensor,
-    eps: float = 1.0,
+    eps: Eps = 1.0,
     norm: str = "linf",
     loss: str = "ce",
     steps: int = 100,
@@ -45,6 +45,7 @@ def poisoning(
     through: the kind of view whose gradient is followed. `Unrolled` sees updates and statistics;
     `Direct` is the defense's own gradient.
     """
+    labels, eps = read_arguments(inputs, labels, eps)
     check_attack(
         inputs, labels, eps=eps, norm=norm, mask=malicious,
         steps=steps, step_size=step_size, restarts=restarts,

@@ -11,7 +11,7 @@ from torch import Tensor
 from dent.attacks.adaptive.submission import pick_strongest, submit
 from dent.attacks.apgd import apgd, select_targets
 from dent.attacks.autoattack import ATTACKS
-from dent.attacks.checks import check_attack, check_numbers
+from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, read_arguments
 from dent.attacks.search import AttackResult, Model
 from dent.names import lookup
 
@@ -23,9 +23,9 @@ def denying_updates(
     defense: Model,
     static: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     attacks: Sequence[str] = ("apgd-ce", "apgd-t"),
     steps: int = 100,
@@ -50,9 +50,9 @@ def offline(
     defense: Model,
     static: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     attacks: Sequence[str] = ("apgd-ce", "apgd-t"),
     steps: int = 100,
@@ -67,6 +67,7 @@ def offline(
     if not attacks:
         raise ValueError(f"expected one attack or more, of: {', '.join(OFFLINE)}; got none")
     chosen = {name: lookup("offline attack", name, OFFLINE) for name in attacks}
+    labels, eps = read_arguments(inputs, labels, eps)
     results = {}
     for name, attack in chosen.items():
         result = attack(
@@ -80,9 +81,9 @@ def high_confidence(
     defense: Model,
     static: Model,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     targets: int | None = None,
     steps: int = 100,
@@ -100,6 +101,7 @@ def high_confidence(
     targets: the number of classes; three, or all other classes if there are fewer, if it is None.
     """
     check_numbers(targets=targets)
+    labels, eps = read_arguments(inputs, labels, eps)
     check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, steps=steps, restarts=restarts)
     natural = submit(static, inputs, labels)
     found, confidences = [], []

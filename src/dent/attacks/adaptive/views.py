@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dent.attacks.adaptive.submission import pick_strongest, submit
 from dent.attacks.apgd import apgd
-from dent.attacks.checks import check_numbers
+from dent.attacks.checks import Eps, Labels, check_numbers, read_arguments
 from dent.attacks.search import AttackResult, Model, View
 
 State = TypeVar("State")
@@ -57,9 +57,9 @@ class DynamicDefense(Protocol[State]):
 def unrolled(
     defense: DynamicDefense[State],
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     attack: GradientAttack = apgd,
     **settings: Any,
@@ -79,10 +79,10 @@ def unrolled(
 def averaged(
     defense: DynamicDefense[State],
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     updates: int,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     attack: GradientAttack = apgd,
     **settings: Any,
@@ -101,10 +101,10 @@ def averaged(
 def short(
     defense: DynamicDefense[State],
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     updates: int,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     gradient: Gradient | None = None,
     attack: GradientAttack = apgd,
@@ -124,10 +124,10 @@ def short(
 def lazy(
     defense: DynamicDefense[State],
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
     every: int = 5,
-    eps: float,
+    eps: Eps,
     norm: str = "linf",
     attack: GradientAttack = apgd,
     **settings: Any,
@@ -149,8 +149,9 @@ def attack_through_view(
     model: Model,
     view: View,
     inputs: Tensor,
-    labels: Tensor,
+    labels: Labels,
     *,
+    eps: Eps,
     joint: bool = True,
     mask: Tensor | None = None,
     **settings: Any,
@@ -160,8 +161,9 @@ def attack_through_view(
     If the view's last answer was not the model's own, it is unknown whether the last points break
     the model. Then a joint batch of them is submitted too, and the stronger result is returned.
     """
+    labels, eps = read_arguments(inputs, labels, eps)
     recorder = _LastPoints(view)
-    result = attack(model, inputs, labels, through=recorder, joint=joint, mask=mask, **settings)
+    result = attack(model, inputs, labels, eps=eps, through=recorder, joint=joint, mask=mask, **settings)
     if recorder.exact or recorder.points is None or not joint:
         return result
     return pick_strongest([result, submit(model, recorder.points, labels)], mask)
