@@ -208,6 +208,16 @@ def test_other_data_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("second", ["2026.1", "2026.2", None])
+def test_runs_of_other_suite_versions_say_so(second: str | None) -> None:
+    about: dict[str, Any] = {} if second is None else {"suite_version": second}
+    rows = compare_runs(run("static", suite_version="2026.1"), run("static", **about))
+    says = f"suite versions: 2026.1 in the first run, {second or 'unknown'} in the second"
+    assert (says in table_text(comparison_table(rows), 200)) is (second != "2026.1")
+    versions = {"first_suite_version": "2026.1", "second_suite_version": second}
+    assert all(row.to_json().items() >= versions.items() for row in rows)
+
+
 def test_runs_without_points_in_common_are_refused() -> None:
     results = example()
     none = replace(

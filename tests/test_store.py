@@ -21,7 +21,7 @@ from dent.evaluation.plan import WHOLE, Unit
 from dent.evaluation.sources import Sources
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, Store, UnitResult
-from dent.evaluation.suites import SPECIAL, SUITE_NOTES, find_suite
+from dent.evaluation.suites import SPECIAL, SUITE_NOTES, SUITE_VERSION, find_suite
 
 STATIC: dict[str, Any] = {"defenses": ["static"], "n": 8}
 
@@ -152,6 +152,15 @@ def test_a_foreign_description_of_the_run(run: Path, content: str, says: str) ->
 def test_a_run_of_another_version(run: Path) -> None:
     (run / "run.json").write_text('{"format": 1}')
     refused(run, r"run.json is of another version of dent \(format 1, expected 2\); choose another")
+
+
+def test_a_run_of_another_suite_version(run: Path) -> None:
+    content = json.loads((run / "run.json").read_text())
+    assert content["suite_version"] == SUITE_VERSION
+    assert json.loads((run / "results.json").read_text())["about"]["suite_version"] == SUITE_VERSION
+    (run / "run.json").write_text(json.dumps(content | {"suite_version": "2025.3"}))
+    refused(run, f"holds a run of suite version 2025.3, expected {SUITE_VERSION}; choose another folder")
+    assert load_results(run).complete  # it can still be read
 
 
 def test_a_description_without_a_plan(run: Path) -> None:

@@ -142,11 +142,13 @@ class ComparedCells:
     second: Cell
     what: str  # natural, or worst case
     paired: Paired
+    suite_versions: tuple[str | None, str | None] = (None, None)  # of both runs; None if not known
 
     def to_json(self) -> dict[str, Any]:
         cells = {"model": self.first.model, "eps": self.first.eps, "norm": self.first.norm}
         cells |= {"first_defense": self.first.defense, "second_defense": self.second.defense}
-        return cells | {"what": self.what} | self.paired.to_json()
+        versions = zip(("first_suite_version", "second_suite_version"), self.suite_versions, strict=True)
+        return cells | {"what": self.what} | self.paired.to_json() | dict(versions)
 
 
 def compare_runs(first: Results, second: Results) -> list[ComparedCells]:
@@ -161,8 +163,9 @@ def compare_runs(first: Results, second: Results) -> list[ComparedCells]:
             f"expected two runs on the same data, got {_name_data(first)} and {_name_data(second)}; "
             "evaluate both with the same data, n and seed"
         )
+    versions = (first.about.get("suite_version"), second.about.get("suite_version"))
     rows = [
-        ComparedCells(one.cell, other.cell, what, pair)
+        ComparedCells(one.cell, other.cell, what, pair, versions)
         for one, other in _match_cells(first.cells, second.cells)
         for what, pair in (
             ("natural", _pair(one, other, one.points_natural, other.points_natural)),

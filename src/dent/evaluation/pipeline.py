@@ -23,7 +23,7 @@ from dent.evaluation.score import Points, Tally, collect_points, make_tallies, s
 from dent.evaluation.sources import Sources
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import RUN, Store, UnitResult, read_run
-from dent.evaluation.suites import SPECIAL
+from dent.evaluation.suites import SPECIAL, SUITE_VERSION
 from dent.names import lookup
 from dent.storage import lock_folder
 
@@ -226,6 +226,7 @@ def describe_run(sources: Sources, plan: Plan, progress: Progress | None = None)
 
     return {
         "asked": sources.evaluation.to_json(),
+        "suite_version": SUITE_VERSION,
         "plan": plan.to_json(),
         "models_sha256": {name: sources.digests[name] for name in sources.evaluation.models},
         "defenses_sha256": sources.digest_defenses(),

@@ -209,6 +209,12 @@ class Store:
                 yield path.name
 
     def _check_same(self, there: dict[str, Any], about: dict[str, Any]) -> None:
+        began, now = (one.get("suite_version") for one in (there, about))
+        if None not in (began, now) and began != now:
+            raise ValueError(
+                f"{self.folder} holds a run of suite version {began}, expected {now}; choose another "
+                "folder, or resume the run with the version of dent that began it"
+            )
         differ = list(
             _differences({key: there.get(key) for key in about}, json.loads(json.dumps(about)))
         )

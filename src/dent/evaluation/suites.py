@@ -13,6 +13,10 @@ from dent.texts import format_text, parse_text
 
 Suite = dict[str, dict[str, Any]]  # attacks by name, each with the options that differ from its defaults
 
+# Version of all suites and of the attacks' defaults. Raise it with every change of either: numbers of
+# different versions are not comparable.
+SUITE_VERSION = "2026.1"
+
 # Units that are no attacks of a suite.
 NATURAL = "natural"  # the batch as it is
 PROTOCOL = "autoattack"  # the reference AutoAttack on all points of a cell, as in the paper

@@ -25,7 +25,8 @@ from dent.report.text import (
     table_text,
 )
 
-FACTS = {"data": "data", "n": "points", "batch_size": "batch size", "suite": "attacks", "seed": "seed"}
+FACTS = {"data": "data", "n": "points", "batch_size": "batch size", "suite": "attacks"}
+FACTS |= {"suite_version": "suite version", "seed": "seed"}
 NOT_RUN = "Not run: attacks that need what the defense lacks"
 NOTHING_EVALUATED = "Nothing was evaluated."
 BATTLE = Note(

@@ -88,6 +88,8 @@ def _main_table(results: Results) -> Table:
     if costs:
         notes.append(Note("operations (FLOPs) of an answer; the static model costs 1x.", "cost"))
     notes.append(Note("each batch under the one attack that hurts it most.", "submitted"))
+    if version := results.about.get("suite_version"):
+        notes.append(Note(f"{version}; numbers of other versions are not comparable.", "suite version"))
     return _make_table("Accuracy in %", results, make_row, notes, interval_of="worst case")
 
 
@@ -244,9 +246,23 @@ def comparison_table(rows: Sequence[ComparedCells]) -> Table:
                  "difference"),
             Note("by McNemar's exact test.", "p"),
             *_list_reasons(row.paired for row in rows),
+            *_list_versions(rows),
         ),
         interval_of="difference",
     )  # fmt: skip
+
+
+def _list_versions(rows: Sequence[ComparedCells]) -> list[Note]:
+    """Return a warning if the attacks of two runs are of different versions."""
+    differ = dict.fromkeys(row.suite_versions for row in rows if len(set(row.suite_versions)) > 1)
+    return [
+        Note(
+            f"{first or 'unknown'} in the first run, {second or 'unknown'} in the second: the attacks "
+            "differ, and so may the worst cases for this reason alone.",
+            "suite versions",
+        )
+        for first, second in differ
+    ]
 
 
 def _name_defenses(first: Cell, second: Cell) -> str:
