@@ -15,6 +15,8 @@ import toys
 from commands import Finished, run
 
 import dent
+from dent.cli import VERBS
+from dent.cli.app import load_command
 from dent.defense import DEFENSES
 
 
@@ -130,7 +132,7 @@ def test_an_interrupt_is_no_accident(tmp_path: Path, images: Path) -> None:
     process = subprocess.Popen(
         [*command, "--epochs=100000", "--batch-size=64", "--hold-out=128", "--out", "run"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
@@ -138,5 +140,56 @@ def test_an_interrupt_is_no_accident(tmp_path: Path, images: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines() == ["dent: stopped"]
+    assert errors.splitlines() == ["dent: stopped; the same command goes on"]
     assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [("evaluate", "dent: stopped; the same command goes on"), ("list", "dent: stopped")],
+)
+@pytest.mark.parametrize("package", ["typer", "torch"])
+def test_an_interrupt_while_modules_are_loaded_is_one_line(verb: str, said: str, package: str) -> None:
+    script = f"""
+import sys
+
+class Interrupt:
+    def find_spec(name, *rest):
+        if name == {package!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt)
+sys.argv[1:] = [{verb!r}]
+from dent.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()) == (130, [said])
+
+
+def test_the_help_has_the_first_paragraph_of_every_verb() -> None:
+    for name, verb in VERBS.items():
+        first, *_ = str(load_command(name).help).split("\n\n")
+        assert " ".join(first.split()) == verb.summary
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("model", "RuntimeError: no weights for it"), ("defense", "KeyError: 'key'")]
+)
+def test_an_own_function_that_raises_is_one_line(what: str, said: str, tmp_path: Path) -> None:
+    module = tmp_path / f"broken_{what}.py"
+    module.write_text(
+        "def model():\n    raise RuntimeError('no weights\\nfor it')\n"
+        "def defense(model):\n    return {}['key']\n"
+    )
+    own = f"{module.stem}:{what}"
+    given = {"model": "runs:model", "defense": "static"} | {what: own}
+    command = ["evaluate", "--data", "runs:images", "--n", "8"]
+    command += [f"--{name}={value}" for name, value in given.items()]
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"dent: {own} raised {said}; --debug shows where\n"
+    debugged = run(*command, "--debug", cwd=tmp_path)
+    assert debugged.returncode == 2
+    assert "Traceback" in debugged.stderr
+    assert str(module) in debugged.stderr

@@ -215,7 +215,10 @@ def test_the_time_of_an_unknown_network_is_unknown() -> None:
     broken = LoadedModel(model="reproductions:broken")
     scale = scale.replace(models=dict.fromkeys(scale.models, broken))
     for row in work.estimate_tables([tables()["table-10"]], scale):
-        assert (row.seconds, row.trouble) == (None, "no driver")
+        assert (row.seconds, row.trouble) == (
+            None,
+            "reproductions:broken raised RuntimeError: no driver",
+        )
 
 
 # The report

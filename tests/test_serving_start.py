@@ -300,7 +300,9 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_line_loads_no_ray_and_tells_faults_in_a_line() -> None:
-    script = "import sys, dent.cli; sys.exit(any(x in sys.modules for x in ('ray', 'fastapi', 'PIL')))"
+    script = (
+        "import sys, dent.cli.serve; sys.exit(any(x in sys.modules for x in ('ray', 'fastapi', 'PIL')))"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
     command = [sys.executable, "-m", "dent", "serve", "--max-wait", "soon", "--batch-size", "0"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"evaluation", "paper", "training"},
     "serving": {"data", "defense", "models"},
     "cli": {"data", "defense", "evaluation", "models", "paper", "report", "serving", "training"},
-    "__init__": {"attacks", "data", "defense", "evaluation", "models", "report", "testing"},
+    "__init__": {"api"},
+    "api": {"attacks", "data", "defense", "evaluation", "models", "report", "testing"},
     "__main__": {"cli"},
 }
 # The packages that a room may import besides the standard library; extras are imported where needed.
@@ -80,11 +81,26 @@ def test_import_directions(name: str) -> None:
 
 
 def test_importing_dent_loads_no_extra() -> None:
-    script = "import sys, dent; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
+    loaded = list_loaded("import dent; dent.defend")
     assert "torch" in loaded
     extras = {"typer", "rich", "scipy", "sklearn", "foolbox", "torchattacks", "art", "pyautoattack"}
     extras |= {"PIL", "timm", "torchvision", "robustbench", "tensorboard", "wandb", "ray", "pandas"}
     extras |= {"vl_convert", "fastapi", "jinja2", "prometheus_client"}
     assert not loaded & extras
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["evalute"]])
+def test_the_command_line_starts_without_torch(arguments: list[str]) -> None:
+    script = (
+        f"import dent.cli; sys.argv[1:] = {arguments!r}\ntry:\n dent.cli.main()\nexcept SystemExit: pass"
+    )
+    loaded = list_loaded(script)
+    assert "typer" in loaded
+    assert not loaded & {"torch", "numpy", "jinja2", "yaml", "vl_convert"}
+
+
+def list_loaded(script: str) -> set[str]:
+    """Return the packages that a script loads."""
+    script = f"import sys\n{script}\nprint('loaded', *{{name.split('.')[0] for name in sys.modules}})"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(run.stdout.splitlines()[-1].split()[1:])

@@ -1,65 +1,27 @@
-"""Dynamic defenses against adversarial attacks: models that optimize back, on every batch."""
+"""Dynamic defenses against adversarial attacks: models that optimize back, on every batch.
 
-from __future__ import annotations
+The names of this package are those of `dent.api`. They are imported, and torch with them, when one is
+used for the first time, so that the command line starts at once.
+"""
 
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec
-
-from dent import attacks, evaluation, testing
-from dent.data import load_data
-from dent.defense import (
-    DEFENSES,
-    PRESETS,
-    Defended,
-    Defense,
-    Dent,
-    Online,
-    Settings,
-    State,
-    Trace,
-    defend,
-)
-from dent.evaluation import Results, load_results
-from dent.models import load_model
-
-P = ParamSpec("P")
-
-
-def _write_report(evaluate: Callable[P, Results]) -> Callable[P, Results]:
-    """Have `evaluate` also write report.md: evaluation returns numbers, and report formats them."""
-
-    @wraps(evaluate)
-    def evaluate_and_write(*args: P.args, **settings: P.kwargs) -> Results:
-        from dent.report.write import write_markdown  # loads what only reports need
-
-        results = evaluate(*args, **settings)
-        if results.folder is not None:
-            write_markdown(results, results.folder)
-        return results
-
-    return evaluate_and_write
-
-
-evaluate = _write_report(evaluation.evaluate)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "DEFENSES",
-    "PRESETS",
-    "Defended",
-    "Defense",
-    "Dent",
-    "Online",
-    "Settings",
-    "State",
-    "Trace",
-    "__version__",
-    "attacks",
-    "defend",
-    "evaluate",
-    "load_data",
-    "load_model",
-    "load_results",
-    "testing",
-]
+
+if TYPE_CHECKING:
+    from dent.api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Return a public name of `dent.api`, or a module that it imports (PEP 562)."""
+        if name == "__all__" or not name.startswith("_"):
+            api = import_module("dent.api")
+            if name == "__all__" or name in getattr(api, "__all__", ()):
+                return getattr(api, name)
+            if name in globals():  # a submodule, now that it is imported
+                return globals()[name]
+        raise AttributeError(f"module 'dent' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *import_module("dent.api").__all__})

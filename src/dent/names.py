@@ -44,11 +44,16 @@ def check_known(kind: str, names: Iterable[str], known: list[str]) -> None:
         )
 
 
+class FunctionError(ValueError):
+    """A function of the user raised an error."""
+
+
 def import_function(spec: str) -> Callable[..., Any]:
     """Return the function that `package.module:function` names.
 
     Modules of the current folder are found too. The folder is in `sys.path` only while the module is
-    imported and while the function runs, so that both may import their neighbors.
+    imported and while the function runs, so that both may import their neighbors. If the function
+    raises an error, FunctionError says which function raised what.
 
     >>> import_function("math:hypot")(3, 4)
     5.0
@@ -84,8 +89,12 @@ def import_function(spec: str) -> Callable[..., Any]:
         raise ValueError(f"expected a function at {spec!r}, got {type(found).__name__}")
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _search_in(here):
-            return found(*args, **kwargs)
+        try:
+            with _search_in(here):
+                return found(*args, **kwargs)
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise FunctionError(f"{spec} raised {type(error).__name__}: {said}") from error
 
     return update_wrapper(call, found, updated=())
 

@@ -20,7 +20,6 @@ from dent.cli.app import (
     Seed,
     Threads,
     Workers,
-    app,
     show,
 )
 from dent.evaluation import Evaluation, Results, load_results, read_evaluation
@@ -45,7 +44,6 @@ from dent.report.write import write_markdown, write_page
 FAILED = 1  # exit code if a unit of the run failed
 
 
-@app.command()
 @add_flags(Evaluation, without=("models", "own", "defenses", "attacks"))
 def evaluate(
     config: Annotated[
@@ -106,7 +104,6 @@ def evaluate(
         raise typer.Exit(FAILED)
 
 
-@app.command()
 def attack(
     model: Annotated[str, typer.Argument(help="Model, see `dent list models`.")],
     attack: Annotated[str, typer.Option(help="Attack, see `dent list attacks`.")] = "apgd-ce",
@@ -151,7 +148,6 @@ def attack(
         typer.echo(f"images: {out}")
 
 
-@app.command()
 def compare(
     first: Annotated[Path, typer.Argument(help="Folder of the first run.")],
     second: Annotated[Path, typer.Argument(help="Folder of the second run.")],

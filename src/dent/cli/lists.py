@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dent.cli.app import AsJson, app, show
+from dent.cli.app import AsJson, show
 from dent.data import DATA, fetch_data
 from dent.defense import DEFENSES, Settings
 from dent.evaluation import SUITE_NOTES
@@ -30,7 +30,6 @@ class Listing(StrEnum):
     attacks = "attacks"
 
 
-@app.command("list")
 def list_(
     what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.defenses,
     as_json: AsJson = False,
@@ -55,7 +54,6 @@ def list_(
     show(rows, as_json, right=("parameters",))
 
 
-@app.command()
 def data(
     name: Annotated[str, typer.Argument(help="Data set: cifar10 or cifar100.")],
     root: Annotated[

@@ -17,7 +17,6 @@ from dent.cli.app import (
     Seed,
     Threads,
     Workers,
-    app,
     show,
 )
 from dent.cli.evaluate import FAILED
@@ -39,7 +38,6 @@ from dent.report.terminal import (
 from dent.report.write import write_page, write_paper
 
 
-@app.command()
 def reproduce(
     names: Annotated[
         list[str] | None,
@@ -92,7 +90,6 @@ def reproduce(
         raise typer.Exit(FAILED)
 
 
-@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of `dent evaluate` or `dent reproduce`.")],
     out: Annotated[

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dent.cli.app import app
 from dent.clusters import is_loopback
 from dent.flags import add_flags
 from dent.serving.settings import Serving
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 TOKEN = "DENT_TOKEN"
 
 
-@app.command()
 @add_flags(Serving)
 def serve(
     ray_address: Annotated[

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from dent.cli.app import Device, Log, Threads, app
+from dent.cli.app import Device, Log, Threads
 from dent.flags import add_flags
 from dent.report.terminal import epoch_line, progress_bar, show_table, step_text
 from dent.training import Recipe, make_recipe
 from dent.training.card import train_and_measure
 
 
-@app.command()
 @add_flags(Recipe)
 def train(
     architecture: Annotated[str, typer.Argument(help="Architecture, see `dent list models`.")],
