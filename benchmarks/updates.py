@@ -22,8 +22,8 @@ from torch import Tensor
 import dent
 from dent.attacks import apgd
 from dent.attacks.fused import fuse_batch_norm
-from dent.declared import read_number
 from dent.report.terminal import progress_bar, show_table
+from dent.texts import read_number
 
 UPDATES = (0, 1, 3, 10, 30)
 
