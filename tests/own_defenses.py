@@ -7,7 +7,10 @@ import signal
 from typing import Any
 
 import torch
+from cells import tiny
 from torch import Tensor, nn
+
+import dent
 
 
 class Centered:
@@ -104,3 +107,101 @@ def make_mortal(model: nn.Module) -> Mortal:
 
 def make_nothing(model: nn.Module) -> Any:
     return None
+
+
+class Tented(nn.Module):
+    """A module that changes its own parameters in every call, as the code of TENT does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.enable_grad():
+            entropy = torch.distributions.Categorical(logits=self.model(inputs.detach())).entropy().sum()
+            parameters = [one for one in self.model.parameters() if one.requires_grad]
+            for one, grad in zip(parameters, torch.autograd.grad(entropy, parameters), strict=True):
+                one.data -= 0.01 * grad
+        logits: Tensor = self.model(inputs)
+        return logits
+
+
+class Drifting(nn.Module):
+    """A module that carries the mean of all inputs so far from call to call, without a gradient."""
+
+    mean: Tensor
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.mean = 0.5 * (self.mean + inputs.detach().mean())
+        logits: Tensor = self.model(inputs - 0.1 * self.mean)
+        return logits
+
+
+class Each(nn.Module):
+    """A module that adapts inside of forward alone, each input by itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.enable_grad():
+            points = inputs.detach().requires_grad_()
+            (grad,) = torch.autograd.grad(self.model(points).logsumexp(1).sum(), points)
+        logits: Tensor = self.model(inputs + 0.01 * grad.sign())
+        return logits
+
+
+class Remembers(Centered):
+    """A defense that keeps what it saw last."""
+
+    seen: Tensor | float = 0.0
+
+    def adapt(self, inputs: Tensor, **options: Any) -> Tensor:
+        offset, self.seen = super().adapt(inputs, **options) + 0.1 * self.seen, inputs.detach().mean()
+        return offset
+
+
+class ChangesModel(Centered):
+    def adapt(self, inputs: Tensor, **options: Any) -> Tensor:
+        next(self.model.parameters()).data.mul_(1 + 1e-6)
+        return super().adapt(inputs, **options)
+
+
+class OneRow(Centered):
+    def predict(self, inputs: Tensor, state: Tensor) -> Tensor:
+        return super().predict(inputs, state)[:1]
+
+
+class OtherCall(Centered):
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return 2 * super().__call__(inputs)
+
+
+class Closure(Tensor):
+    """A state that pickle refuses."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("cannot pickle 'Closure'")
+
+
+class NotPicklable(Centered):
+    def adapt(self, inputs: Tensor, **options: Any) -> Tensor:
+        return super().adapt(inputs, **options).as_subclass(Closure)
+
+
+def make_defended() -> Any:
+    return dent.defend(tiny(), "hedge", steps=2)
+
+
+def make_centered() -> Centered:
+    return Centered(tiny())
+
+
+def make_inside() -> Inside:
+    return Inside(tiny())

@@ -6,7 +6,7 @@ import inspect
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,18 +40,33 @@ def check_defense(defense: Any, inputs: Tensor) -> None:
     """
     if not isinstance(inputs, Tensor) or inputs.dim() < 2 or len(inputs) < 2:
         raise ValueError("expected a tensor of at least two inputs (N, ...), got too few")
-    faults = list(_find_faults(defense, inputs.detach()))
+    faults = list(find_faults(defense, inputs.detach()))
     if faults:
         count = "1 promise" if len(faults) == 1 else f"{len(faults)} promises"
-        raise BrokenPromiseError(f"{type(defense).__name__} breaks {count}:\n  " + "\n  ".join(faults))
+        raise BrokenPromiseError(
+            f"{type(defense).__name__} breaks {count}:\n  " + "\n  ".join(map(str, faults))
+        )
 
 
-def _find_faults(defense: Any, inputs: Tensor) -> Iterator[str]:
-    """Yield what is wrong, the promises that others build on first."""
+class Fault(NamedTuple):
+    """A promise that is broken: its name, and what was expected, came and is to be done."""
+
+    promise: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.message}"
+
+
+def find_faults(defense: Any, inputs: Tensor) -> Iterator[Fault]:
+    """Yield the promises that a defense breaks, those that others build on first."""
     fault = _find_interface_fault(defense)
     if fault:
         yield fault
         return
+    declared = getattr(defense, "independent", "no attribute")
+    if declared is not None and not isinstance(declared, bool):
+        yield Fault("interface", f"expected `independent` to be True, False or None, got {declared!r}")
     modules = _list_modules(defense)
     before, original = _take_snapshot(modules), inputs.clone()
     logits = _call(defense, inputs)
@@ -66,70 +81,74 @@ def _find_faults(defense: Any, inputs: Tensor) -> Iterator[str]:
     mode_faults = list(_find_mode_faults(defense, inputs, logits))
     yield from mode_faults
     is_comparable = not (state_faults or mode_faults or getattr(defense, "randomized", False))
-    if defense.independent and is_comparable and not is_independent(defense, inputs):
-        yield (
-            "independent: expected every answer to be the same alone and in the batch, because "
-            "`independent` is True, got answers that differ; set it to False, or to None if unknown"
+    if declared is True and is_comparable and not is_independent(defense, inputs):
+        yield Fault(
+            "independent",
+            "expected every answer to be the same alone and in the batch, because "
+            "`independent` is True, got answers that differ; set it to False, or to None if unknown",
         )
     changed = sorted(_compare_snapshots(before, _take_snapshot(modules)))
     if changed:
         some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-        yield (
-            f"unchanged model: expected the model as it was before the calls, got another {some}; work "
+        yield Fault(
+            "unchanged model",
+            f"expected the model as it was before the calls, got another {some}; work "
             "on tensors of your own (torch.func.functional_call) and use torch.autograd.grad instead "
-            "of backward()"
+            "of backward()",
         )
     if not torch.equal(inputs, original):
-        yield "unchanged inputs: expected the inputs as they were, got others; clone them first"
+        yield Fault("unchanged inputs", "expected the inputs as they were, got others; clone them first")
 
 
-def _find_interface_fault(defense: Any) -> str | None:
+def _find_interface_fault(defense: Any) -> Fault | None:
     missing = [name for name in ("adapt", "predict") if not callable(getattr(defense, name, None))]
     if missing:
         got = "neither" if len(missing) == 2 else f"no {missing[0]}"
-        return (
-            "interface: expected adapt(inputs) and predict(inputs, state), "
-            f"got {got}; make two of `forward`"
+        return Fault(
+            "interface",
+            f"expected adapt(inputs) and predict(inputs, state), got {got}; make two of `forward`",
         )
     if not callable(defense):
-        return "interface: expected defense(inputs) to return logits, got an object that is not callable"
-    declared = getattr(defense, "independent", "no attribute")
-    if declared is not None and not isinstance(declared, bool):
-        return f"interface: expected `independent` to be True, False or None, got {declared!r}"
+        return Fault(
+            "interface", "expected defense(inputs) to return logits, got an object that is not callable"
+        )
     return None
 
 
-def _find_logits_fault(logits: object, rows: int) -> str | None:
+def _find_logits_fault(logits: object, rows: int) -> Fault | None:
     if not isinstance(logits, Tensor):
-        return f"logits: expected a tensor ({rows}, classes), got {type(logits).__name__}"
+        return Fault("logits", f"expected a tensor ({rows}, classes), got {type(logits).__name__}")
     if not logits.is_floating_point() or logits.dim() != 2 or len(logits) != rows:
-        return (
-            f"logits: expected floats ({rows}, classes), got {logits.dtype} of shape "
-            f"{tuple(logits.shape)}; return one row for each input, for all classes"
+        return Fault(
+            "logits",
+            f"expected floats ({rows}, classes), got {logits.dtype} of shape "
+            f"{tuple(logits.shape)}; return one row for each input, for all classes",
         )
     if not logits.isfinite().all():
-        return "logits: expected finite values, got NaN or infinity"
+        return Fault("logits", "expected finite values, got NaN or infinity")
     return None
 
 
-def _find_state_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[str]:
+def _find_state_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[Fault]:
     """Check that a call returns the same whatever was called before, and draws no random numbers."""
     randomized = getattr(defense, "randomized", False)
     first, other, again = (_call(defense, inputs, seed) for seed in (0, 1, 0))
     if not randomized and not torch.equal(first, other) and torch.equal(first, again):
-        yield (
-            "deterministic: expected equal answers to equal inputs, got others with another random "
-            "seed; draw from a torch.Generator with a fixed seed, or set `randomized = True`"
+        yield Fault(
+            "deterministic",
+            "expected equal answers to equal inputs, got others with another random "
+            "seed; draw from a torch.Generator with a fixed seed, or set `randomized = True`",
         )
     _call(defense, inputs.flip(0) / 2)
     if not torch.equal(_call(defense, inputs), logits):
-        yield (
-            "clean state: expected a call to return the same after other calls, got another answer to "
-            "the same inputs; start from the model in every adapt(), and keep nothing on the defense"
+        yield Fault(
+            "clean state",
+            "expected a call to return the same after other calls, got another answer to "
+            "the same inputs; start from the model in every adapt(), and keep nothing on the defense",
         )
 
 
-def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[str]:
+def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[Fault]:
     """Check adapt and predict against the call, and the state as a value."""
 
     def predict_from(state: Any) -> Tensor:
@@ -139,35 +158,39 @@ def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator
     state = _seeded(lambda: defense.adapt(inputs))
     both = _seeded(lambda: defense.predict(inputs, defense.adapt(inputs)))
     if not _is_close(both, logits):
-        yield (
-            "adapt and predict: expected predict(inputs, adapt(inputs)) to equal defense(inputs), got "
-            f"logits that differ by {_measure_difference(both, logits)}; define the call by these two"
+        yield Fault(
+            "adapt and predict",
+            "expected predict(inputs, adapt(inputs)) to equal defense(inputs), got "
+            f"logits that differ by {_measure_difference(both, logits)}; define the call by these two",
         )
     try:
         copied = pickle.loads(pickle.dumps(_detach(state)))
     except Exception as error:
-        yield (
-            f"picklable state: expected a state that pickle can store, got {type(error).__name__} "
-            f"({error}); keep tensors and plain values in it, in a class at the top of a module"
+        yield Fault(
+            "picklable state",
+            f"expected a state that pickle can store, got {type(error).__name__} "
+            f"({error}); keep tensors and plain values in it, in a class at the top of a module",
         )
     else:
         if not _is_close(predict_from(copied), predict_from(state)):
-            yield (
-                "picklable state: expected equal predictions from a state and its copy, got others; "
-                "keep all that predict() reads in the state"
+            yield Fault(
+                "picklable state",
+                "expected equal predictions from a state and its copy, got others; "
+                "keep all that predict() reads in the state",
             )
     accepted = _list_arguments(defense)
     if {"start", "steps"} <= accepted:
         first = _seeded(lambda: defense.adapt(inputs, steps=0))
         continued = _seeded(lambda: defense.adapt(inputs, start=first))
         if not _is_close(predict_from(continued), predict_from(state)):
-            yield (
-                "start: expected adapt(inputs, start=adapt(inputs, steps=0)) to equal adapt(inputs), "
-                "got other predictions; keep in the state all that the next update needs"
+            yield Fault(
+                "start",
+                "expected adapt(inputs, start=adapt(inputs, steps=0)) to equal adapt(inputs), "
+                "got other predictions; keep in the state all that the next update needs",
             )
 
 
-def _find_gradient_faults(defense: Any, inputs: Tensor) -> Iterator[str]:
+def _find_gradient_faults(defense: Any, inputs: Tensor) -> Iterator[Fault]:
     """Check that the stale gradient is that of predict at a constant state."""
     if "gradient" not in _list_arguments(defense):
         return
@@ -178,32 +201,36 @@ def _find_gradient_faults(defense: Any, inputs: Tensor) -> Iterator[str]:
         state = _seeded(lambda: defense.adapt(points, gradient="stale"))
         got = _read_gradient(_seeded(lambda: defense.predict(points, state)), points)
     if wanted is None:
-        yield (
-            "gradient: expected predict(inputs, state) to have a gradient to the inputs, got none; do "
-            "not detach them, and do not switch gradients off"
+        yield Fault(
+            "gradient",
+            "expected predict(inputs, state) to have a gradient to the inputs, got none; do "
+            "not detach them, and do not switch gradients off",
         )
     elif got is None or not _is_close(got, wanted):
-        yield (
-            "stale gradient: expected adapt(inputs, gradient='stale') to return a constant, so that the "
-            "gradient is that of predict() alone, got another; detach what adapt() returns"
+        yield Fault(
+            "stale gradient",
+            "expected adapt(inputs, gradient='stale') to return a constant, so that the "
+            "gradient is that of predict() alone, got another; detach what adapt() returns",
         )
 
 
-def _find_mode_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[str]:
+def _find_mode_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[Fault]:
     for mode in (torch.no_grad, torch.inference_mode):
         try:
             with mode():
                 got = _seeded(lambda: defense(inputs)).clone()
         except RuntimeError as error:
-            yield (
-                f"callers: expected answers under torch.{mode.__name__}(), got an error ({error}); "
-                "enter torch.inference_mode(False) and torch.enable_grad() inside adapt()"
+            yield Fault(
+                "callers",
+                f"expected answers under torch.{mode.__name__}(), got an error ({error}); "
+                "enter torch.inference_mode(False) and torch.enable_grad() inside adapt()",
             )
             continue
         if not _is_close(got, logits):
-            yield (
-                f"callers: expected the same answers under torch.{mode.__name__}(), got logits that "
-                f"differ by {_measure_difference(got, logits)}; enable gradients inside adapt()"
+            yield Fault(
+                "callers",
+                f"expected the same answers under torch.{mode.__name__}(), got logits that "
+                f"differ by {_measure_difference(got, logits)}; enable gradients inside adapt()",
             )
 
 

@@ -55,9 +55,8 @@ def inspect_model(
 def detect_randomness(model: Model, inputs: Tensor) -> Finding | None:
     """Return a finding if the same inputs get different answers."""
     with torch.no_grad():
-        answers = torch.stack([model(inputs) for _ in range(CALLS)])
-    answers = answers / answers.norm(dim=-1, keepdim=True).clamp(min=1e-10)
-    difference = float((answers[1:] - answers[0]).norm(dim=-1).max())
+        first, *others = [model(inputs) for _ in range(CALLS)]
+    difference = max(measure_difference(first, other) for other in others)
     if difference <= LARGEST_DIFFERENCE:
         return None
     return Finding(
@@ -65,6 +64,16 @@ def detect_randomness(model: Model, inputs: Tensor) -> Finding | None:
         "the same inputs get different answers; use version='rand', whose attacks average over draws",
         {"largest difference": difference},
     )
+
+
+def measure_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest distance between two answers to an input, each scaled to length one.
+
+    >>> measure_difference(torch.tensor([[3.0, 0.0]]), torch.tensor([[-2.0, 0.0]]))
+    2.0
+    """
+    one, other = (logits / logits.norm(dim=-1, keepdim=True).clamp(min=1e-10) for logits in (one, other))
+    return float((one - other).norm(dim=-1).max())
 
 
 def detect_probabilities(model: Model, inputs: Tensor, logits: Tensor) -> Finding | None:
@@ -105,10 +114,13 @@ def detect_zero_gradient(model: Model, inputs: Tensor, labels: Tensor) -> Findin
     )
 
 
-def detect_optimization(model: Model, inputs: Tensor) -> Finding | None:
-    """Return a finding if the model computes gradients in its forward pass, as a dynamic defense does.
+def count_backward_passes(model: Model, inputs: Tensor) -> int:
+    """Return how often the model computes gradients in a forward pass.
 
     All of torch's ways to compute gradients call one of two Python functions, so a profiler sees them.
+
+    >>> count_backward_passes(torch.nn.Linear(2, 2), torch.rand(1, 2))
+    0
     """
     watched = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
     count = 0
@@ -124,6 +136,12 @@ def detect_optimization(model: Model, inputs: Tensor) -> Finding | None:
             model(inputs)
     finally:
         sys.setprofile(before)
+    return count
+
+
+def detect_optimization(model: Model, inputs: Tensor) -> Finding | None:
+    """Return a finding if the model computes gradients in its forward pass, as dynamic defenses do."""
+    count = count_backward_passes(model, inputs)
     if not count:
         return None
     return Finding(

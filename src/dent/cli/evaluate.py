@@ -44,7 +44,7 @@ from dent.report.write import write_markdown, write_page
 FAILED = 1  # exit code if a unit of the run failed
 
 
-@add_flags(Evaluation, without=("models", "own", "defenses", "attacks"))
+@add_flags(Evaluation, without=("models", "own", "adaptive", "defenses", "attacks"))
 def evaluate(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file with settings. Flags override it.")

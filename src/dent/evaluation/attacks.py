@@ -74,7 +74,7 @@ class Attack:
     cost: upper bound, for models with ten classes or more.
     needs_updates: only for defenses that make updates. (Scenarios are for defenses that depend on
         their batch.)
-    needs: the optional parts of the protocol of a defense that it needs; see `find_parts`.
+    needs: what it needs: optional parts of the protocol of a defense (see `find_parts`), or "static".
     span: number of batches that it takes at a time.
     least: number of inputs that it needs; smaller batches are left out.
     is_free: what it perturbs may leave the ball, but not [0, 1].
@@ -224,12 +224,14 @@ ATTACKS: dict[str, Attack] = {
             "denying updates", partial(attack_static, adaptive.denying_updates),
             {"steps": (Steps, 100), "attacks": (OfflineNames, ("apgd-ce", "apgd-t"))}, _transfer,
             "maximize the loss of the static model, then submit to the defense", needs_updates=False,
+            needs=("static",),
         ),
         _adaptive(
             "high confidence", partial(attack_static, adaptive.high_confidence),
             CLIMB | {"targets": (Count, 3)},
             lambda f, o: 2 * o["targets"] * _count_steps(o) + (o["targets"] + 2) * f.answer,
             "make the static model wrong and sure, then submit to the defense", needs_updates=False,
+            needs=("static",),
         ),
         _adaptive(
             "fpa", partial(attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),

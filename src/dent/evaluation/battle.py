@@ -22,8 +22,8 @@ from dent.attacks.checks import check_model
 from dent.attacks.norms import lengths
 from dent.defense import Dent
 from dent.defense.dent.descent import entropy
+from dent.evaluation.behavior import preserve_rng
 from dent.evaluation.defenses import Subject
-from dent.evaluation.sources import preserve_rng
 
 LARGEST = 64  # pixels of the longer side; larger images are shrunk
 DIGITS = 4
@@ -59,8 +59,11 @@ def record_battle(
     """
     points = range(len(inputs)) if points is None else points
     _check_images(inputs, images, points)
-    check_model(subject.static)
-    static = Recorder(inputs, norm, lambda some: (subject.static(some), None))
+    plain = subject.static
+    if plain is None:
+        raise ValueError("expected a static model beside the defense, got none")
+    check_model(plain)
+    static = Recorder(inputs, norm, lambda some: (plain(some), None))
     defended = Recorder(inputs, norm, lambda some: adapt_and_predict(subject.model, some))
     with preserve_rng(str(inputs.device)):
         for side in (static, defended):
@@ -69,7 +72,7 @@ def record_battle(
             _check_classes(classes, side.frames[0].logits.shape[1])
         with torch.no_grad():
             crossed = {
-                "static": subject.static(defended.last),
+                "static": plain(defended.last),
                 "defended": subject.model(static.last),
             }
     answers = {

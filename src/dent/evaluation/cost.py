@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from statistics import median
 from typing import Any, Self
@@ -58,22 +59,24 @@ def time_calls(calls: Mapping[str, Callable[[], object]], *, rounds: int = 5) ->
 
 
 def measure_cost(
-    model: nn.Module, static: nn.Module, inputs: Tensor, *, rounds: int = 5
+    model: nn.Module, static: nn.Module | None, inputs: Tensor, *, rounds: int = 5
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the operations for each input, and the seconds for the batch, of both models.
 
     The operations (`flops`, `static_flops`) are the same in every run; they are left out if torch
     cannot count them. The seconds (`forward_seconds`, `static_seconds`) vary.
+
+    static: the model without its defense; None if it is not known, and then nothing is measured of it.
     """
     if len(inputs) == 0:
         raise ValueError("expected at least one input, got none")
+    models = {"forward": model} if static is None else {"forward": model, "static": static}
     with torch.no_grad(), _preserve_state(model), _preserve_state(static):
-        took = time_calls(
-            {"forward_seconds": lambda: model(inputs), "static_seconds": lambda: static(inputs)},
-            rounds=rounds,
-        )
+        calls = {f"{name}_seconds": partial(one, inputs) for name, one in models.items()}
+        took = time_calls(calls, rounds=rounds)
         try:
-            counts = {"flops": _count(model, inputs), "static_flops": _count(static, inputs)}
+            names = {"forward": "flops", "static": "static_flops"}
+            counts = {names[name]: _count(one, inputs) for name, one in models.items()}
         except Exception:  # the model itself works: it was just timed
             counts = {}
     if not all(counts.values()):  # operations that the counter does not know
@@ -127,7 +130,7 @@ _CORRECTED = {torch.ops.aten.convolution_backward: _convolution_backward}
 
 
 @contextmanager
-def _preserve_state(model: nn.Module) -> Iterator[None]:
+def _preserve_state(model: nn.Module | None) -> Iterator[None]:
     """Restore what a continual defense carries from call to call."""
     state = model.state if isinstance(model, Online) else None
     try:

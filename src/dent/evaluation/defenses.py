@@ -21,6 +21,7 @@ from dent.names import import_function
 
 MakeDefense = Callable[[nn.Module], Any]  # from a model to a defense
 _THIS_PROCESS = uuid4().hex  # in digests of code that no other process can see
+DYNAMIC = "dynamic"  # the row of a model that adapts inside of its forward pass
 PARTS = ("start", "steps", "gradient")  # optional arguments of adapt()
 
 
@@ -60,7 +61,7 @@ def name_defenses(asked: Any) -> tuple[list[Any] | None, dict[str, Any]]:
         if name is None or (isinstance(one, str | Mapping) and _has_name(one, name)):
             names.append(one)
             continue
-        if name.partition(":")[0] in DEFENSES:
+        if name == DYNAMIC or name.partition(":")[0] in DEFENSES:
             raise ValueError(
                 f"expected another name for a defense of your own: {name!r} is of dent's list"
             )
@@ -114,6 +115,24 @@ def is_defense(one: Any) -> bool:
     return is_made and (isinstance(one, nn.Module) or hasattr(one, "adapt"))
 
 
+def is_defended(one: Any) -> bool:
+    """Return True for a defended model: a defense that has its static model as `model`."""
+    has_parts = hasattr(one, "adapt") and hasattr(one, "predict")
+    return has_parts and not inspect.isclass(one) and isinstance(getattr(one, "model", None), nn.Module)
+
+
+def name_defended(defended: Any) -> str:
+    """Return the name of a defended model's row: its text if it is of dent's list, else its class.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+    >>> name_defended(defend(model, "hedge", steps=5))
+    'hedge:steps=5'
+    """
+    if isinstance(defended, Dent | Defended) and defended.name in DEFENSES:
+        return format_defense({"preset": defended.name, **vars(defended.settings)})
+    return type(defended).__name__
+
+
 def make_defense(text: str, own: Mapping[str, Any], static: nn.Module) -> Any:
     """Return the defense of a name, of an import path, or of dent's list, on a model."""
     if text not in own and not is_import_path(text):
@@ -125,12 +144,16 @@ def make_defense(text: str, own: Mapping[str, Any], static: nn.Module) -> Any:
             f"expected {text} to return a defense, which answers defense(inputs) with logits, got "
             f"{type(defense).__name__}"
         )
+    refuse_continual(defense, text)
+    return defense
+
+
+def refuse_continual(defense: Any, name: str) -> None:
     if isinstance(defense, Online):
         raise ValueError(
-            f"{text} carries its adaptation from batch to batch, and every batch starts from a clean "
+            f"{name} carries its adaptation from batch to batch, and every batch starts from a clean "
             "state; evaluate it with continual=False and predict='after' instead"
         )
-    return defense
 
 
 @dataclass(frozen=True)
@@ -138,7 +161,7 @@ class Subject:
     """What is attacked: the model as deployed, the model without a defense, and the defense."""
 
     model: Any  # from inputs to logits: the static model itself, or the defense
-    static: nn.Module
+    static: nn.Module | None  # None if it is not known
     defense: Any  # see `dent.defense.Defense`; a user's own may lack all but the call
     independent: bool
 
@@ -146,6 +169,25 @@ class Subject:
     def updates(self) -> int | None:
         """Return the number of updates of a call; None if the defense does not say."""
         return count_updates(self.defense)
+
+    def count_classes(self, inputs: Tensor) -> int:
+        """Return the number of classes that an answer to the inputs has."""
+        with torch.no_grad():
+            return int((self.model if self.static is None else self.static)(inputs).shape[1])
+
+    def list_lacks(self, inputs: Tensor) -> dict[str, str]:
+        """Return what attacks may need and is missing, each with the reason; see `find_parts`."""
+        lacks = find_parts(self.defense, inputs)
+        return lacks if self.static is not None else lacks | {"static": NO_STATIC}
+
+
+NO_STATIC = (
+    "the static model is not known; give it and the defense separately to run these attacks: "
+    "dent.evaluate(model, {'mine': defense})"
+)
+NO_ADAPT = (
+    "the defense has no adapt(inputs) and predict(inputs, state); give it both to run these attacks"
+)
 
 
 def count_updates(defense: Any) -> int | None:
@@ -164,7 +206,7 @@ def find_parts(defense: Any, inputs: Tensor) -> dict[str, str]:
     """
     parts = ("adapt", *PARTS, "updates", "unrolled")
     if not (hasattr(defense, "adapt") and hasattr(defense, "predict")):
-        return dict.fromkeys(parts, "the defense has no adapt(inputs) and predict(inputs, state)")
+        return dict.fromkeys(parts, NO_ADAPT)
     lacks = {
         part: f"adapt() of the defense takes no `{part}`"
         for part in PARTS

@@ -18,16 +18,17 @@ from torch import Tensor
 from dent.attacks import AttackResult, Finding, autoattack
 from dent.attacks.adaptive import PartResult
 from dent.attacks.checks import check_logits
-from dent.attacks.findings import inspect_model
+from dent.attacks.findings import count_backward_passes, inspect_model
 from dent.attacks.norms import lengths
 from dent.defense import Dent
 from dent.evaluation.attacks import ATTACKS, find_attack
 from dent.evaluation.battle import record_battle
+from dent.evaluation.behavior import FreshCopies, preserve_rng
 from dent.evaluation.cost import measure_cost
-from dent.evaluation.defenses import Subject, find_parts
+from dent.evaluation.defenses import Subject
 from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit, count_batches
 from dent.evaluation.results import Score
-from dent.evaluation.sources import Sources, ignore_low_diversity, preserve_rng
+from dent.evaluation.sources import Sources, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import Outcome, UnitResult
 from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, explain_missing
@@ -189,8 +190,7 @@ def _record_battle(
     unit: Unit, subject: Subject, sources: Sources, indices: Tensor, inputs: Tensor, labels: Tensor
 ) -> Outcome:
     names = sources.dataset().classes
-    with torch.no_grad():
-        count = subject.static(inputs[:FEW]).shape[1]
+    count = subject.count_classes(inputs[:FEW])
     battle = record_battle(
         subject, inputs[:FEW], labels[:FEW], eps=unit.cell.eps, norm=unit.cell.norm,
         seed=unit.seed(sources.evaluation.seed), steps=BATTLE_STEPS, points=indices[:FEW].tolist(),
@@ -205,7 +205,15 @@ def _measure_cell(
     """Measure the cost of a cell, and look for signs that its numbers may mislead."""
     few = inputs[:FEW]
     figures, took = measure_cost(subject.model, subject.static, few, rounds=ROUNDS)
+    figures["backward_passes"] = float(count_backward_passes(subject.model, few))
     findings = [*inspect_model(subject.model, few, labels[:FEW]), *_inspect_batches(subject, sources)]
+    if isinstance(subject.model, FreshCopies):
+        findings.append(
+            Finding(
+                "state kept",
+                "a call changes the module: every batch was answered by a fresh copy of it, as deployed",
+            )
+        )
     return Outcome(figures=figures, findings=tuple(asdict(one) for one in findings)), took
 
 
@@ -302,7 +310,10 @@ def attack_data(
 ) -> AdversarialData:
     """Attack the one cell of an evaluation, batch by batch, and keep the images."""
     lookup("attack", attack, {name: one for name, one in ATTACKS.items() if one.kind != "scenario"})
+    sources.recognize_models()
+    adaptive = sources.evaluation.adaptive
     cells = sources.evaluation.cells()
+    cells = tuple(one for one in cells if adaptive.get(one.model) == one.defense) or cells
     if len(cells) != 1:
         raise ValueError(
             f"expected one model and one defense, got {len(cells)}: {'; '.join(map(str, cells))}"
@@ -311,12 +322,11 @@ def attack_data(
     subject = sources.subject(cell)
     if ATTACKS[attack].needs_updates and subject.updates == 0:
         raise ValueError(f"{attack} is for defenses that make updates, and {cell.defense} makes none")
-    if reason := explain_missing(attack, find_parts(subject.defense, sources.read(batches[0][:2])[0])):
+    few, _ = sources.read(batches[0][:2])
+    if reason := explain_missing(attack, subject.list_lacks(few)):
         raise ValueError(f"{attack} cannot be run on {cell.defense}: {reason}")
     options = ATTACKS[attack].read_options(options or {})
-    with torch.no_grad():
-        count = subject.static(sources.read(batches[0][:2])[0]).shape[1]
-    sources.dataset().check_outputs(count, owner=cell.model)
+    sources.dataset().check_outputs(subject.count_classes(few), owner=cell.model)
     images: list[Tensor] = []
     verdicts: dict[str, list[Tensor]] = {NATURAL: [], attack: []}
     for number, batch in enumerate(batches):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dent.data import Dataset, from_arrays, take_first
-from dent.evaluation.defenses import name_defenses
+from dent.evaluation.defenses import is_defended, name_defenses
 from dent.evaluation.digests import digest_data
 from dent.evaluation.execute import Engine, LocalEngine, Task
 from dent.evaluation.plan import Plan, Unit, make_plan
@@ -32,7 +32,7 @@ ENGINES = {"here": "this process", "ray": "workers of Ray"}
 
 
 def evaluate(
-    models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | None = None,
+    models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | Any = None,
     defenses: Any = None,
     *,
     data: str | Path | Dataset | tuple[Tensor, Tensor] | None = None,
@@ -47,7 +47,9 @@ def evaluate(
 ) -> Results:
     """Attack models with and without defenses, and return what stands.
 
-    models: names (see `load_model`), or models in memory, one or by name. They are never changed.
+    models: names (see `load_model`), or models in memory, one or by name. They are never changed. A
+        defended model (`dent.defend(...)`, or a defense of yours with its static model as `model`) is
+        evaluated as a defense of its static model.
     defenses: texts of dent's list ("dent+", "hedge:steps=5") or import paths of your own
         ("package.module:function", which gets the model and returns the defense); or by name, as
         {"mine": my_defense, "static": "static"}, also what is in memory: a defense, or a function from
@@ -240,13 +242,14 @@ def describe_run(sources: Sources, plan: Plan, progress: Progress | None = None)
 
 
 def _name_models(
-    models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | None,
-) -> tuple[tuple[str, ...] | None, dict[str, nn.Module]]:
+    models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | Any,
+) -> tuple[tuple[str, ...] | None, dict[str, Any]]:
     """Return the names of the models, and the models that are in memory."""
     if models is None:
         return None, {}
-    if isinstance(models, nn.Module):
-        models = {type(models).__name__: models}
+    if isinstance(models, nn.Module) or is_defended(models):
+        static = getattr(models, "model", None) if is_defended(models) else models
+        models = {type(static).__name__: models}
     if isinstance(models, Mapping):
         return tuple(models), dict(models)
     names = (models,) if isinstance(models, str) else tuple(models)

@@ -19,7 +19,7 @@ from dent.attacks.reference import import_reference
 from dent.defense import Method, Settings
 from dent.defense.text import parse_settings
 from dent.evaluation.attacks import Forwards, find_attack
-from dent.evaluation.defenses import find_parts
+from dent.evaluation.behavior import refuse_broken_promises
 from dent.evaluation.sources import Sources, cut_batches, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.suites import (
@@ -198,6 +198,7 @@ _CELL = ("model", "defense", "eps", "norm")
 @ignore_low_diversity()
 def make_plan(sources: Sources) -> Plan:
     """Return the plan of an evaluation; ask each cell once, so that faults show before long work."""
+    sources.recognize_models()
     evaluation = sources.evaluation
     inputs, _ = sources.read(sources.batches()[0][:2])
     dataset = sources.dataset()
@@ -213,15 +214,18 @@ def make_plan(sources: Sources) -> Plan:
             refuse_probabilities(subject.model, inputs, logits)
             check_labels(dataset.labels, logits.shape[1])
             dataset.check_outputs(logits.shape[1], owner="the model")
+            lacks = {} if cell.static else subject.list_lacks(inputs)
         except (ValueError, TypeError, RuntimeError) as error:
             raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
+        if sources.is_own(cell):
+            refuse_broken_promises(subject.defense, inputs, of=str(cell))
         settings = getattr(subject.defense, "settings", None)
         known = settings.forwards if isinstance(settings, Settings | Method) else None
         facts[cell] = Facts(
             subject.updates,
             subject.independent,
             Forwards(subject.updates or 0, known=known).answer,
-            {} if cell.static else find_parts(subject.defense, inputs),
+            lacks,
         )
     return _plan(evaluation, len(dataset), facts)
 
@@ -255,7 +259,7 @@ def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
             steps=evaluation.steps,
             queries=evaluation.queries,
             protocol=evaluation.has_protocol,
-            battle=evaluation.battle and not cell.static and bool(suite),
+            battle=evaluation.battle and not (cell.static or cell.is_dynamic) and bool(suite),
             lacks=one.lacks,
         )
         for cell, one in facts.items()

@@ -133,6 +133,7 @@ def _pack(ray: Any, sources: Sources, threads: int) -> bytes:
     if sources.evaluation.device.startswith("cuda"):  # a worker's GPU may have another number
         given = {name: deepcopy(model).cpu() for name, model in sources.given.items()}
         sources = replace(sources, given=given)
+    sources.check_states()
     try:
         packed = ray.cloudpickle.dumps(sources)
     except Exception as error:

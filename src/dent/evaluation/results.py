@@ -63,6 +63,7 @@ class Cost:
     static_flops: float | None = None
     seconds: float | None = None  # for a batch, on the machine of the run
     static_seconds: float | None = None
+    backward_passes: float | None = None  # in a call
 
     @property
     def times_flops(self) -> float | None:

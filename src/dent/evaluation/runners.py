@@ -16,7 +16,7 @@ from torch import Tensor
 from dent.attacks import AttackResult, adaptive
 from dent.attacks.autoattack import ATTACKS as DIRECT
 from dent.attacks.fused import fuse_batch_norm
-from dent.evaluation.defenses import AnyDefense, Subject
+from dent.evaluation.defenses import NO_STATIC, AnyDefense, Subject
 
 
 def attack_model(
@@ -33,9 +33,7 @@ def attack_model(
     is_plain = subject.model is subject.static and not joint
     model = fuse_batch_norm(subject.model, inputs) if is_plain else subject.model
     if "targets" in options:
-        with torch.no_grad():
-            others = subject.static(inputs).shape[1] - 1
-        options["targets"] = min(options["targets"], others)
+        options["targets"] = min(options["targets"], subject.count_classes(inputs) - 1)
     return attack(model, inputs, labels, mask=mask, joint=joint, **options)
 
 
@@ -43,6 +41,8 @@ def attack_static(
     attack: Callable[..., AttackResult], subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
 ) -> AttackResult:
     """Attack the static model and submit the result to the defended one."""
+    if subject.static is None:
+        raise ValueError(f"expected a static model to attack, got none: {NO_STATIC}")
     static = fuse_batch_norm(subject.static, inputs)
     return attack(subject.model, static, inputs, labels, **options)
 

@@ -309,6 +309,7 @@ def _read_cost(tally: Tally) -> Cost | None:
         static_flops=figures.get("static_flops"),
         seconds=took.get("forward_seconds"),
         static_seconds=took.get("static_seconds"),
+        backward_passes=figures.get("backward_passes"),
     )
 
 

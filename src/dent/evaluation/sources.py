@@ -16,7 +16,18 @@ from torch import Tensor, nn
 from dent.attacks.checks import check_model
 from dent.data import Dataset, open_data
 from dent.defense import LowDiversityWarning, is_independent
-from dent.evaluation.defenses import Subject, digest_defense, is_defense, is_import_path, make_defense
+from dent.evaluation.behavior import is_dynamic, preserve_rng, refuse_broken_promises, start_clean
+from dent.evaluation.defenses import (
+    DYNAMIC,
+    Subject,
+    digest_defense,
+    is_defended,
+    is_defense,
+    is_import_path,
+    make_defense,
+    name_defended,
+    refuse_continual,
+)
 from dent.evaluation.digests import digest_model
 from dent.evaluation.spec import Cell, Evaluation
 from dent.models import find_class_names, load_model
@@ -27,7 +38,8 @@ from dent.seeds import make_generator
 class Sources:
     """Load the models and images of an evaluation, each once in a process.
 
-    given: models in memory, by their name in the evaluation. They are never changed or moved.
+    given: models in memory, by their name in the evaluation. They are never changed or moved. A defended
+        model is taken apart: it stands for its static model, and brings a defense.
     images: images in memory, instead of the evaluation's data.
     own: defenses in memory, or functions from a model to one, by their name in the evaluation.
     digests: the digests that models and own defenses must have, if another process has taken them.
@@ -35,18 +47,19 @@ class Sources:
     """
 
     evaluation: Evaluation
-    given: Mapping[str, nn.Module] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
     images: Dataset | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
     _models: dict[str, nn.Module] = field(default_factory=dict, init=False)
+    _brought: dict[str, Any] = field(default_factory=dict, init=False)  # defenses, by model
     _subjects: dict[Cell, Subject] = field(default_factory=dict, init=False)
     _dataset: Dataset | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Send no loaded models or images: another process loads by name for itself."""
-        return self.__dict__ | {"_models": {}, "_subjects": {}, "_dataset": None}
+        return self.__dict__ | {"_models": {}, "_brought": {}, "_subjects": {}, "_dataset": None}
 
     def dataset(self) -> Dataset:
         if self._dataset is None:
@@ -71,11 +84,42 @@ class Sources:
             self.class_names = next(iter(known.values()), None) or ()
         return dataset.match_classes(self.class_names or dataset.classes, owner="the model")
 
+    def recognize_models(self) -> None:
+        """Find the models that bring a defense, and those that adapt inside of their forward pass.
+
+        The first get a row for that defense, beside their static model. The others have no static model
+        that is known, and get one row, `DYNAMIC`.
+        """
+        found: dict[str, str] = {}
+        for name in self.evaluation.models:
+            model = self.model(name)
+            if name in self._brought:
+                found[name] = name_defended(self._brought[name])
+            elif (name in self.given or ":" in name) and is_dynamic(model, self._read_few(2)):
+                found[name] = DYNAMIC
+                self._refuse_defenses(name)
+        if found != self.evaluation.adaptive:
+            self.evaluation = self.evaluation.replace(adaptive=found)
+
+    def _refuse_defenses(self, name: str) -> None:
+        others = [text for text in self.evaluation.defenses if text != "static"]
+        if others:
+            raise ValueError(
+                f"expected no other defense for {name}, which adapts inside of its forward pass, got "
+                f"{', '.join(others)}; give the static model, and this one as a defense of it: "
+                "dent.evaluate(model, {'mine': defense})"
+            )
+
     def model(self, name: str) -> nn.Module:
+        """Return the static model of a name, or one that adapts inside of its forward pass."""
         if name not in self._models:
             device = find_device(self.evaluation.device)
             given = self.given.get(name)
             model = load_model(name, device=device) if given is None else copy_to(given, device)
+            refuse_continual(model, name)
+            if is_defended(model):
+                self._brought[name] = model
+                model = model.model
             check_model(model)  # in training mode, every call would change it
             digest = digest_model(model)
             if self.digests.setdefault(name, digest) != digest:
@@ -89,14 +133,20 @@ class Sources:
     def subject(self, cell: Cell) -> Subject:
         if cell not in self._subjects:
             static = self.model(cell.model)
-            defense = self._make_defense(cell, static)
+            defense = static if cell.is_dynamic else self._make_defense(cell, static)
+            if isinstance(defense, nn.Module) and not hasattr(defense, "adapt"):
+                defense = start_clean(defense, self._read_few(2))
             model = static if cell.static else defense
             independent = self._find_independence(cell, model, getattr(defense, "independent", None))
-            self._subjects[cell] = Subject(model, static, defense, independent)
+            known = None if cell.is_dynamic else static
+            self._subjects[cell] = Subject(model, known, defense, independent)
         return self._subjects[cell]
 
     def _make_defense(self, cell: Cell, static: nn.Module) -> Any:
         text = cell.defense
+        if self._is_brought(cell):
+            self.digests.setdefault(f"{cell.model}, {text}", digest_defense(self._brought[cell.model]))
+            return self._brought[cell.model]
         if text in self.evaluation.own and text not in self.own:
             raise ValueError(f"{text} is a defense in the memory of another program; give it here too")
         if len(self.evaluation.models) > 1 and is_defense(self.own.get(text)):
@@ -107,7 +157,7 @@ class Sources:
         defense = make_defense(text, self.own, static)
         if isinstance(defense, nn.Module) and text in self.own:
             defense = copy_to(defense, find_device(self.evaluation.device))
-        if self._is_own(cell):
+        if self.is_own(cell):
             key, digest = f"{cell.model}, {text}", digest_defense(defense)
             # A defense in memory was sent by value; in a worker, its code may have no file.
             if self.digests.setdefault(key, digest) != digest and text not in self.own:
@@ -117,28 +167,41 @@ class Sources:
                 )
         return defense
 
-    def _is_own(self, cell: Cell) -> bool:
-        return cell.defense in self.own or is_import_path(cell.defense)
+    def _is_brought(self, cell: Cell) -> bool:
+        """Return True if the defense is the one that the model was given with."""
+        return cell.model in self._brought and self.evaluation.adaptive.get(cell.model) == cell.defense
+
+    def is_own(self, cell: Cell) -> bool:
+        """Return True if the defense is the user's, whose promises must be checked."""
+        is_given = cell.defense in self.own or is_import_path(cell.defense)
+        return is_given or cell.is_dynamic or self._is_brought(cell)
+
+    def check_states(self) -> None:
+        """Raise ValueError if a state of the user's own defense cannot be sent to another process."""
+        for cell in filter(self.is_own, self.evaluation.cells()):
+            defense, promises = self.subject(cell).defense, ("picklable state",)
+            refuse_broken_promises(defense, self._read_few(2), promises, of=str(cell))
 
     def digest_defenses(self) -> dict[str, str]:
         """Return the digests of the user's own defenses, by model and name."""
-        cells = filter(self._is_own, self.evaluation.cells())
-        return {key: self.digests[key] for key in (f"{one.model}, {one.defense}" for one in cells)}
+        keys = (f"{one.model}, {one.defense}" for one in self.evaluation.cells())
+        return {key: self.digests[key] for key in keys if key in self.digests}
 
     def _find_independence(self, cell: Cell, model: Any, declared: bool | None) -> bool:
         """Return what the defense declares; if it is not ours or declares nothing, see whether it is so.
 
         Attacks drop inputs from a batch if the answers are independent.
         """
-        is_own = self._is_own(cell)
+        is_own = self.is_own(cell)
         if declared is not None and not (is_own and declared):
             return bool(declared)
         if declared and getattr(model, "randomized", False):
             return True  # two answers differ anyhow
-        inputs, _ = self.read(self.batches()[0][: 8 if is_own else 2])
         with preserve_rng(self.evaluation.device):
-            found = is_independent(model, inputs)
+            found = is_independent(model, self._read_few(8 if is_own else 2))
         if declared and not found:
+            # Another broken promise may be the cause.
+            refuse_broken_promises(model, self._read_few(2), of=str(cell))
             raise ValueError(
                 f"{cell}: the defense declares independent = True, but it answers inputs otherwise "
                 "together than one by one; set independent = False"
@@ -154,13 +217,9 @@ class Sources:
         dataset, device = self.dataset(), find_device(self.evaluation.device)
         return dataset.read(indices).to(device), dataset.labels[indices].to(device)
 
-
-@contextmanager
-def preserve_rng(device: str) -> Iterator[None]:
-    """Restore torch's random state at the end, as if nothing had been drawn within."""
-    kind = torch.device(device)
-    with torch.random.fork_rng([kind] if kind.type == "cuda" else []):
-        yield
+    def _read_few(self, count: int) -> Tensor:
+        """Return the first images, to ask models for what they do not declare."""
+        return self.read(self.batches()[0][:count])[0]
 
 
 @contextmanager
@@ -190,8 +249,13 @@ def find_device(name: str) -> torch.device:
         raise ValueError(f"expected a device that this machine has, got {name!r}: {error}") from error
 
 
-def copy_to(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return the model itself if it is on the device, else a copy of it there."""
-    if all(tensor.device == device for tensor in chain(model.parameters(), model.buffers())):
+def copy_to(model: Any, device: torch.device) -> Any:
+    """Return the model itself if it is on the device, else a copy of it there.
+
+    A defense that is no module is returned as it is: nobody but itself can move it.
+    """
+    if not isinstance(model, nn.Module) or all(
+        tensor.device == device for tensor in chain(model.parameters(), model.buffers())
+    ):
         return model
     return deepcopy(model).to(device)

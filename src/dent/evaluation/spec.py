@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from dent.declared import Declared, Number
-from dent.evaluation.defenses import format_any_defense
+from dent.evaluation.defenses import DYNAMIC, format_any_defense
 from dent.evaluation.suites import Suite, find_suite, format_attack, parse_attacks, slugify
 
 # The shipped models, with the defenses that suit them and the radius at which they are attacked.
@@ -42,7 +42,7 @@ class Cell:
 
     model: str
     # A name of dent's list with the settings that replace its own ("static" is the model alone), an
-    # import path, or the name of a defense in memory.
+    # import path, the name of a defense in memory, or `DYNAMIC`.
     defense: str
     eps: float
     norm: str
@@ -50,6 +50,11 @@ class Cell:
     @property
     def static(self) -> bool:
         return self.defense == "static"
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Return True if the model adapts in its own forward pass; its static model is unknown."""
+        return self.defense == DYNAMIC
 
     def __str__(self) -> str:
         return f"{self.model}, {self.defense}, {self.norm} {format_eps(self.eps)}"
@@ -129,6 +134,9 @@ class Evaluation(Declared):
         description="Defenses such as dent+, hedge:steps=5 or package.module:function "
         "(default: those that suit the model).",
     )
+    adaptive: dict[str, str] = Field(
+        {}, description="Models that bring a defense or adapt by themselves, with the name of that row."
+    )
     suite: SuiteName = Field("quick", description="Suite of attacks")
     attacks: Annotated[
         tuple[AttackText, ...], BeforeValidator(_read_list), Unique, AfterValidator(_check_attacks)
@@ -187,12 +195,19 @@ class Evaluation(Declared):
             suited, eps = SHIPPED.get(model, (DEFENSES, EPS["linf"]))
             eps = eps if self.norm == "linf" else EPS[self.norm]
             eps = eps if self.eps is None else self.eps
-            made += [Cell(model, text, eps, self.norm) for text in self.defenses or suited]
+            made += [Cell(model, text, eps, self.norm) for text in self._list_defenses(model, suited)]
         return tuple(made)
 
+    def _list_defenses(self, model: str, suited: tuple[str, ...]) -> Iterable[str]:
+        own = self.adaptive.get(model)
+        if own is None:
+            return self.defenses or suited
+        return (DYNAMIC,) if own == DYNAMIC else dict.fromkeys((*(self.defenses or ("static",)), own))
+
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, by which a run is found again; without `own` if it is empty."""
-        return self.model_dump(mode="json", exclude=None if self.own else {"own"})
+        """Return plain values, by which a run is found again; without what is empty by nature."""
+        empty = {name for name in ("own", "adaptive") if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=empty)
 
 
 def read_evaluation(path: Path, **given: Any) -> Evaluation:

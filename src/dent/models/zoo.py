@@ -43,8 +43,8 @@ def load_model(
       if the package `robustbench` should not download it;
     - `timm:NAME` or `torchvision:NAME`, pretrained unless `weights` is a file or "random";
     - a checkpoint that `dent train` wrote;
-    - `package.module:function`, a function without arguments that returns a module. The current
-      folder is searched too.
+    - `package.module:function`, a function without arguments that returns a module, or a defense that
+      has its static model as `model`. The current folder is searched too.
 
     `mean` and `std`, a number or one for each channel, normalize the inputs inside the model. By
     default they are those stored in the checkpoint, else those of the architecture. A function of
@@ -214,6 +214,9 @@ def _load_function(
     if weights in ("random", "pretrained"):
         raise ValueError(f"weights={weights!r} has no meaning for {spec}: its function decides")
     net = import_function(spec)()
+    if isinstance(getattr(net, "model", None), nn.Module) and hasattr(net, "adapt"):
+        _refuse(spec, weights=weights, mean=given)
+        return net.to(device) if isinstance(net, nn.Module) else net
     if not isinstance(net, nn.Module):
         raise ValueError(f"expected {spec} to return a torch.nn.Module, got {type(net).__name__}")
     stored = load_file(net, weights) if weights is not None else None

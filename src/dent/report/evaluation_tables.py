@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dent.evaluation.compare import ComparedCells, Paired
-from dent.evaluation.results import CellResult, Results, Score
+from dent.evaluation.defenses import DYNAMIC
+from dent.evaluation.results import CellResult, Cost, Results, Score
 from dent.evaluation.spec import Cell
 from dent.report.blocks import EMPTY, Group, Mark, Note, Table, Value, count_value
 from dent.report.format import (
@@ -69,8 +70,7 @@ def _main_table(results: Results) -> Table:
             row["gap"] = points_value(cell.gap)
         row["vs static"] = Value("") if cell.cell.static else _versus_value(cell.versus_static)
         if costs:
-            times = cell.cost.times_flops if cell.cost else None
-            row["cost"] = Value(format_cost(times), times)
+            row["cost"] = cost_value(cell.cost)
         return row | {"submitted": score_value(cell.submitted, usual)}
 
     notes = [Note(f"{_describe_claim(protocols)}.", "claimed")] if protocols else []
@@ -87,10 +87,21 @@ def _main_table(results: Results) -> Table:
         notes.append(Note("the highest and the lowest worst case of a model in a ball.", "best, worst"))
     if costs:
         notes.append(Note("operations (FLOPs) of an answer; the static model costs 1x.", "cost"))
+    if any(cell.cell.is_dynamic for cell in results.cells):
+        notes.append(Note("the model adapts inside of its call; its static model is unknown.", DYNAMIC))
     notes.append(Note("each batch under the one attack that hurts it most.", "submitted"))
     if version := results.about.get("suite_version"):
         notes.append(Note(f"{version}; numbers of other versions are not comparable.", "suite version"))
     return _make_table("Accuracy in %", results, make_row, notes, interval_of="worst case")
+
+
+def cost_value(cost: Cost | None) -> Value:
+    """Return a cell with the cost of an answer: a multiple of the static model's if that is known."""
+    times = cost.times_flops if cost else None
+    if times is None and cost is not None and cost.flops is not None:
+        passes = f", {cost.backward_passes:.0f} backward" if cost.backward_passes else ""
+        return Value(f"{cost.flops:.3g} FLOPs{passes}")
+    return Value(format_cost(times), times)
 
 
 def points_value(points: float | None, *, sign: str = "") -> Value:

@@ -1,0 +1,115 @@
+"""What a model does when it is asked: whether it adapts, changes itself, or draws random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dent.attacks.findings import LARGEST_DIFFERENCE, count_backward_passes, measure_difference
+from dent.defense import Defended, Dent
+from dent.evaluation.digests import digest_model
+from dent.testing import find_faults
+
+# The promises of a defense without which its numbers would mean nothing; see `dent.testing`.
+PROMISES = (
+    *("logits", "clean state", "adapt and predict", "start", "stale gradient"),
+    *("unchanged model", "unchanged inputs"),
+)
+
+
+@contextmanager
+def preserve_rng(device: str) -> Iterator[None]:
+    """Restore torch's random state at the end, as if nothing had been drawn within."""
+    kind = torch.device(device)
+    with torch.random.fork_rng([kind] if kind.type == "cuda" else []):
+        yield
+
+
+def ask(model: Callable[[Tensor], Any], inputs: Tensor, seed: int = 0) -> Any:
+    """Return the model's answer with torch's random numbers from this seed, without a gradient."""
+    with preserve_rng(str(inputs.device)), torch.no_grad():
+        torch.manual_seed(seed)
+        return model(inputs)
+
+
+def is_random(model: Callable[[Tensor], Any], inputs: Tensor) -> bool:
+    """Return True if answers differ with the random seed, and agree if the seeds do.
+
+    >>> is_random(torch.nn.Dropout(), torch.rand(2, 9)), is_random(torch.nn.ReLU(), torch.rand(2, 9))
+    (True, False)
+    """
+    first, other, again = (ask(model, inputs, seed) for seed in (0, 1, 0))
+    return _differ(first, other) and not _differ(first, again)
+
+
+def is_dynamic(module: nn.Module, inputs: Tensor) -> bool:
+    """Return True if a module computes gradients in a call, or answers otherwise when asked again.
+
+    A copy is asked, so that the module stays as it is.
+    """
+    copied = _copy(module)
+    first = ask(copied, inputs)
+    return _differ(first, ask(copied, inputs)) or count_backward_passes(copied, inputs) > 0
+
+
+def start_clean(module: nn.Module, inputs: Tensor) -> nn.Module:
+    """Return the module, or `FreshCopies` of it if a call changes the module or its next answer."""
+    copied = _copy(module)
+    before = digest_model(copied)
+    first, again = (ask(copied, inputs) for _ in range(2))
+    changes = _differ(first, again) or digest_model(copied) != before
+    return FreshCopies(module) if changes else module
+
+
+def refuse_broken_promises(
+    defense: Any, inputs: Tensor, promises: tuple[str, ...] = PROMISES, *, of: str
+) -> None:
+    """Raise ValueError if a defense breaks one of these promises; one without adapt has made none.
+
+    Those of dent keep them; tests show it.
+    """
+    if isinstance(defense, Dent | Defended):
+        return
+    faults = [str(fault) for fault in find_faults(defense, inputs) if fault.promise in promises]
+    if faults:
+        raise ValueError(f"{of}: the defense breaks a promise: {'; '.join(faults)}")
+
+
+class FreshCopies(nn.Module):
+    """Answer every call by a fresh copy of a module, so that each batch starts from a clean state.
+
+    >>> counter = nn.BatchNorm1d(3)  # in training mode, each call changes it
+    >>> logits = FreshCopies(counter)(torch.rand(4, 3))
+    >>> int(counter.num_batches_tracked)
+    0
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.training = False
+        self.independent = getattr(module, "independent", None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = deepcopy(self.module)(inputs)
+        return logits
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """Return a copy, or the module itself if it cannot be copied: then a call must not change it."""
+    try:
+        return deepcopy(module)
+    except Exception:
+        return module
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return True if two answers differ by more than rounding. What is no tensor is no answer."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
+        return False
+    return one.numel() > 0 and measure_difference(one, other) > LARGEST_DIFFERENCE
