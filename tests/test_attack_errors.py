@@ -54,6 +54,7 @@ def net() -> nn.Module:
         ({"labels": LABELS - 1}, "expected labels from 0 to 4"),
         ({"eps": -0.1}, "expected eps >= 0, got -0.1"),
         ({"eps": float("nan")}, "expected eps >= 0, got nan"),
+        ({"eps": 8}, "expected eps up to 1 for linf, .* got 8; did you mean 8/255?"),
         ({"norm": "l3"}, "unknown norm 'l3'.* Expected one of: linf, l2, l1"),
         ({"mask": torch.ones(3, dtype=torch.bool)}, "expected mask as 4 bools"),
         ({"mask": torch.ones(4)}, "expected mask as 4 bools"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from commands import run
 
 import dent
+from dent.evaluation import Evaluation
 from dent.report.evaluation import results_text
 
 TINY = [
@@ -35,6 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = run("evaluate", *TINY, "--defense", defense, "--out", folder / name, cwd=folder)
         assert done.returncode == 0, done.stderr
         (folder / f"{name}.txt").write_text(done.stdout)
+        (folder / f"{name}.err").write_text(done.stderr)
     return folder
 
 
@@ -45,6 +48,72 @@ def test_the_table_and_where_the_report_is(runs: Path) -> None:
     for name in ("report.html", "report.md", "results.json", "results.csv", "run.json"):
         assert (runs / "b" / name).stat().st_size > 100
     assert shown.splitlines()[0] in results_text(dent.load_results(runs / "b"))
+
+
+def test_without_a_terminal_every_finished_unit_is_a_line(runs: Path) -> None:
+    lines = [line for line in (runs / "b.err").read_text().splitlines() if "batch" in line]
+    units = list((runs / "b" / "units").rglob("*.json"))
+    assert len(lines) == len(units) > 4
+    shares = [int(line.removeprefix("evaluating: ").partition(" %")[0]) for line in lines]
+    assert shares == sorted(shares)
+    assert shares[-1] == 100
+    assert all(" seconds left, model, dent+:steps=1, " in line.replace("runs:", "") for line in lines)
+
+
+def test_own_images_are_all_taken(tmp_path: Path) -> None:
+    inputs, labels = load_own()
+    np.savez(tmp_path / "own.npz", images=inputs[:6], labels=labels[:6])
+    asked = ["--model", "runs:model", "--data", "own.npz", "--defense", "static", "--suite", "none"]
+    done = run("evaluate", *asked, "--json", "--out", "x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads(done.stdout)["cells"]
+    assert cell["natural"]["n"] == 6
+    for name, n in (("own.npz", None), ("a.b:images", None), ("cifar10", 128), ("imagenet:/x", 128)):
+        assert Evaluation(data=name).n == n
+    assert Evaluation(data="own.npz", n=3).n == 3
+    table = run("evaluate", *asked, "--out", "x", cwd=tmp_path).stdout
+    page = (tmp_path / "x" / "report.html").read_text()
+    for shown in (table, page):  # the natural accuracy is no worst case
+        assert "o attack was made" in shown
+        assert "% stands" not in shown
+    (row,) = [line.split() for line in table.splitlines() if line.startswith("  static")]
+    assert row.count("-") >= 2  # the worst case, and the submitted one
+
+
+def test_a_missing_extra_is_planned_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyautoattack", None)
+    asked = ["evaluate", *TINY, "--suite", "full", "--defense", "static"]
+    says = (
+        "the attack autoattack (the reference AutoAttack) needs: pip install 'dent-defense[reference]'"
+    )
+    planned = run(*asked, "--dry-run", cwd=tmp_path)
+    assert planned.returncode == 0
+    assert says in planned.stdout
+    refused = run(*asked, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert says in refused.stderr
+    assert "--no-protocol" in refused.stderr
+    assert not list(tmp_path.iterdir())
+    rest = run(*asked, "--no-protocol", "--dry-run", cwd=tmp_path)
+    assert "fab-t" in rest.stdout
+    assert "autoattack" not in rest.stdout
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_attack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dent.cli.evaluate.attack_data", None)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.npz").mkdir()
+    for out in ("file/made.npz", "folder.npz"):
+        done = run("attack", "runs:model", "--data", "runs:images", "--out", out, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "expected a file to write, got" in done.stderr
+
+
+def load_own() -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = dent.load_data("runs:images")
+    return inputs.numpy(), labels.numpy()
 
 
 def test_the_same_command_again_computes_nothing(runs: Path) -> None:
@@ -138,6 +207,8 @@ def test_one_attack_keeps_its_images(tmp_path: Path) -> None:
     [
         (["evaluate", "--suite", "quik"], "quick, standard"),
         (["evaluate", "--eps", "eight"], "8/255"),
+        (["evaluate", "--eps", "8"], "got 8; did you mean 8/255?"),
+        (["attack", "resnet20-at", "--eps", "8"], "got 8; did you mean 8/255?"),
         (["evaluate", "--defense", "dentt"], "did you mean 'dent'"),
         (["evaluate", "--model", "resnet21"], "resnet20"),
         (["evaluate", "--engine", "rey"], "here, ray"),
@@ -162,7 +233,7 @@ def test_what_is_wrong_is_said_before_any_work(arguments: list[str], said: str, 
     assert done.stdout == ""
     assert done.stderr.startswith("dent: ")
     assert said in done.stderr
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_unit_is_the_exit_code(tmp_path: Path) -> None:

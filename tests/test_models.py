@@ -532,3 +532,13 @@ def test_half_precision_checkpoint_becomes_the_network_s() -> None:
         for key, value in net.state_dict().items()
     }
     assert next(make_network(preact_resnet18, half, source="x").parameters()).dtype == torch.float32
+
+
+def test_the_package_that_a_library_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timm.py").write_text("import absentvision.transforms\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(ValueError, match=r"timm:NAME needs absentvision, which .* pip install absentvi"):
+        dent.load_model("timm:resnet18")

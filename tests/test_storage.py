@@ -74,6 +74,22 @@ def test_an_error_inside_releases_the_lock(tmp_path: Path) -> None:
         pass
 
 
+def test_an_error_before_anything_is_written_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    with pytest.raises(KeyboardInterrupt), lock_folder(folder, doing="trains"):
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    folder.mkdir(parents=True)
+    (folder / "results").touch()
+    with pytest.raises(KeyError), lock_folder(folder, doing="trains"):
+        raise KeyError
+    assert {path.name for path in folder.iterdir()} == {"lock", "results"}
+    (folder / "results").unlink()
+    with pytest.raises(KeyError), lock_folder(folder, doing="trains"):
+        raise KeyError
+    assert [path.name for path in folder.iterdir()] == ["lock"]  # it was there before
+
+
 def test_a_program_that_a_killed_holder_started_does_not_hold_the_lock(tmp_path: Path) -> None:
     program = "print('started', flush=True); import sys; sys.stdin.read(); print('ended')"
     do = f'subprocess.run([sys.executable, "-c", {program!r}], close_fds=False)'

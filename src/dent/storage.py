@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 from uuid import uuid4
 
@@ -65,7 +66,8 @@ def lock_folder(folder: Path, *, doing: str) -> Iterator[None]:
 
     `doing` says what the owner does there, for the error message. The operating system frees the lock
     when its owner ends, even by a kill, unless the owner left forks of itself running; programs that
-    it started do not count. The file `lock` stays in the folder and means nothing by itself.
+    it started do not count. The file `lock` stays in the folder and means nothing by itself. If the
+    block fails before it writes anything, the folder is left as it was.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as name, lock_folder(Path(name), doing="trains"):  # doctest: +ELLIPSIS
@@ -75,6 +77,8 @@ def lock_folder(folder: Path, *, doing: str) -> Iterator[None]:
     ...
     dent.storage.BusyError: another process trains in ...; wait for it, or choose another folder
     """
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    is_new = not (folder / LOCK).exists()
     folder.mkdir(parents=True, exist_ok=True)
     # A soft lock, which is only a file that exists, would outlive a killed owner.
     lock = FileLock(folder / LOCK, blocking=False, fallback_to_soft=False)
@@ -90,5 +94,27 @@ def lock_folder(folder: Path, *, doing: str) -> Iterator[None]:
         ) from error
     try:
         yield
+    except BaseException:
+        with suppress(OSError):  # Windows removes no open file, and others may write meanwhile
+            if is_new and os.listdir(folder) == [LOCK]:
+                (folder / LOCK).unlink()  # before the release: who has opened it sees that it is gone
+                for one in made:
+                    one.rmdir()
+        raise
     finally:
         lock.release()
+
+
+def check_file(path: Path) -> None:
+    """Raise OSError, with what to do, if a file cannot be written; write nothing that stays."""
+    if path.is_dir():
+        raise IsADirectoryError(f"expected a file to write, got the folder {path}; add a name")
+    nearest = next(one for one in path.absolute().parents if one.exists())
+    try:
+        with TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise type(error)(
+            f"expected a file to write, got {path}: {nearest} takes none ({error.strerror}); choose "
+            "another folder"
+        ) from error

@@ -67,6 +67,7 @@ def check_attack(
     """Raise ValueError if the inputs, labels or settings of an attack are invalid."""
     lookup("norm", norm, NORMS)
     check_numbers(eps=eps, **numbers)
+    check_radius(eps, norm)
     if not inputs.is_floating_point():
         raise ValueError(f"expected float inputs, got {inputs.dtype}; divide images by 255")
     if labels.dim() != 1 or len(labels) != len(inputs):
@@ -89,6 +90,21 @@ def check_attack(
         raise ValueError(
             f"expected inputs in [0, 1], got values from {low:g} to {high:g}; "
             "put normalization into the model"
+        )
+
+
+def check_radius(eps: float, norm: str) -> None:
+    """Raise ValueError if eps is a count of gray levels, such as 8 for 8/255: images are in [0, 1].
+
+    >>> check_radius(8, "linf")
+    Traceback (most recent call last):
+    ...
+    ValueError: expected eps up to 1 for linf, because images are in [0, 1], got 8; did you mean 8/255?
+    """
+    if norm == "linf" and eps > 1:
+        raise ValueError(
+            f"expected eps up to 1 for linf, because images are in [0, 1], got {eps:g}; did you mean "
+            f"{eps:g}/255?"
         )
 
 

@@ -26,7 +26,7 @@ from dent.evaluation import Evaluation, Results, load_results, read_evaluation
 from dent.evaluation.compare import compare_runs as compare_results
 from dent.evaluation.execute import attack_data
 from dent.evaluation.pipeline import run_evaluation
-from dent.evaluation.plan import estimate_run, make_plan
+from dent.evaluation.plan import check_extras, estimate_run, make_plan
 from dent.evaluation.sources import Sources
 from dent.flags import add_flags
 from dent.loggers import open_logger
@@ -40,6 +40,7 @@ from dent.report.terminal import (
     total_line,
 )
 from dent.report.write import write_markdown, write_page
+from dent.storage import check_file
 
 FAILED = 1  # exit code if a unit of the run failed
 
@@ -111,7 +112,9 @@ def attack(
         str, typer.Option(help="Defense: dent+, hedge:steps=5 or package.module:function.")
     ] = "static",
     data: Annotated[str, typer.Option(help="Data set, see `dent list data`.")] = "cifar10",
-    n: Annotated[int, typer.Option(help="Number of images; 0 is all.")] = 128,
+    n: Annotated[
+        int | None, typer.Option(help="Number of images; 0 is all (default: 128, or all of your own).")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Number of images per batch.")] = 128,
     eps: Annotated[
         str | None, typer.Option(help="Radius, such as 8/255 or 0.5 (default: what suits the model).")
@@ -130,8 +133,10 @@ def attack(
     """
     if out.suffix != ".npz":
         raise ValueError(f"expected out as a file.npz, got {out}")
+    check_file(out)
+    count = {} if n is None else {"n": n}
     evaluation = Evaluation(
-        models=model, defenses=defense, data=data, n=n, batch_size=batch_size, norm=norm, seed=seed,
+        models=model, defenses=defense, data=data, **count, batch_size=batch_size, norm=norm, seed=seed,
         device=device, eps=eps,
     )  # fmt: skip
     asked = {"steps": steps, "queries": queries}
@@ -168,6 +173,10 @@ def _show_estimate(sources: Sources, as_json: bool) -> None:
         return
     show(estimate_rows(rows), False, right=("units", "forwards", "minutes"))
     typer.echo(total_line(rows))
+    try:
+        check_extras(sources.evaluation)
+    except ImportError as error:
+        typer.echo(f"- {error}")
 
 
 def _log(results: Results, loggers: list[str], folder: Path) -> None:

@@ -56,7 +56,7 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     folder = out or Path("runs") / f"{architecture}-{recipe}".replace(":", "-")
-    with progress_bar("training") as move:
+    with progress_bar("training", has_lines=False) as move:
         card = train_and_measure(
             architecture,
             make_recipe(recipe, **settings),

@@ -330,8 +330,9 @@ def attack_data(
     images: list[Tensor] = []
     verdicts: dict[str, list[Tensor]] = {NATURAL: [], attack: []}
     for number, batch in enumerate(batches):
+        text = f"batch {number + 1} of {len(batches)}"
         if progress:
-            progress(number, len(batches), f"batch {number + 1} of {len(batches)}")
+            progress(number, len(batches), text)
         inputs, labels = sources.read(batch)
         everyone = torch.ones_like(labels, dtype=torch.bool)
         for name, correct in verdicts.items():
@@ -340,6 +341,8 @@ def attack_data(
                 result, right = attack_batch(task, subject, inputs, labels, everyone, seed)
             correct.append(right.cpu())
         images.append(result.inputs.cpu())
+        if progress:
+            progress(number + 1, len(batches), text)
     order = torch.cat(batches).argsort()
     made, before, after = (torch.cat(parts)[order] for parts in (images, *verdicts.values()))
     return AdversarialData(cell, made, sources.dataset().labels, before, after)

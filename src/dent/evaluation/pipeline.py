@@ -17,7 +17,7 @@ from dent.data import Dataset, from_arrays, take_first
 from dent.evaluation.defenses import is_defended, name_defenses
 from dent.evaluation.digests import digest_data
 from dent.evaluation.execute import Engine, LocalEngine, Task
-from dent.evaluation.plan import Plan, Unit, make_plan
+from dent.evaluation.plan import Plan, Unit, check_extras, make_plan
 from dent.evaluation.results import Results
 from dent.evaluation.score import Points, Tally, collect_points, make_tallies, summarize
 from dent.evaluation.sources import Sources
@@ -99,6 +99,7 @@ def run_evaluation(
 ) -> Results:
     """Run the units that are not done yet, and return the numbers of all."""
     lookup("engine", engine, ENGINES)
+    check_extras(sources.evaluation)
     store = Store(folder)
     store.refuse_foreign()
     with lock_folder(folder, doing="evaluates"):
@@ -190,6 +191,8 @@ def run_units(
         tallies[result.unit.cell].add(result)
         yield result
         forwards += plan.forwards(result.unit)
+        if progress:
+            progress(forwards, total, str(result.unit))
         if rest := follows.pop(result.unit):
             submit(rest)
 

@@ -195,6 +195,18 @@ _OF_CELLS = ("updates", "answers", "independent", "not_run")
 _CELL = ("model", "defense", "eps", "norm")
 
 
+def check_extras(evaluation: Evaluation) -> None:
+    """Raise ImportError, with what to install, if an attack needs a package that is missing."""
+    if evaluation.has_protocol:
+        try:
+            import_reference()
+        except ImportError as error:
+            raise ImportError(
+                f"the attack {PROTOCOL} (the reference AutoAttack) needs: pip install "
+                "'dent-defense[reference]'; or run the rest with --no-protocol (protocol=False)"
+            ) from error
+
+
 @ignore_low_diversity()
 def make_plan(sources: Sources) -> Plan:
     """Return the plan of an evaluation; ask each cell once, so that faults show before long work."""
@@ -202,8 +214,6 @@ def make_plan(sources: Sources) -> Plan:
     evaluation = sources.evaluation
     inputs, _ = sources.read(sources.batches()[0][:2])
     dataset = sources.dataset()
-    if evaluation.has_protocol:
-        import_reference()
     facts: dict[Cell, Facts] = {}
     for cell in evaluation.cells():
         subject = sources.subject(cell)

@@ -131,6 +131,11 @@ class CellResult:
         return self.direct if "direct" in self.kinds.values() else None
 
     @property
+    def is_attacked(self) -> bool:
+        """Return True if the run has attacks; the suite `none` has not."""
+        return bool(self.kinds) or self.protocol is not None
+
+    @property
     def is_fully_attacked(self) -> bool:
         """Return True if the defense allowed every attack of the suite that suits it."""
         return not self.not_run

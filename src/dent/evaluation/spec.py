@@ -7,12 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from dent.declared import Declared, Number
+from dent.attacks.checks import check_radius
+from dent.declared import Declared, Number, raise_faults
 from dent.evaluation.defenses import DYNAMIC, format_any_defense
 from dent.evaluation.suites import Suite, find_suite, format_attack, parse_attacks, slugify
 
@@ -22,6 +30,7 @@ SHIPPED: dict[str, tuple[tuple[str, ...], float]] = {
     "resnet20-nominal": (("static", "dent-nominal"), 1.5 / 255),
 }
 DEFENSES = ("static", "dent", "dent+")  # of other models
+PUBLISHED = ("cifar10", "cifar100", "imagenet")  # data of which a part is evaluated if n is not given
 EPS = {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}
 
 
@@ -142,7 +151,9 @@ class Evaluation(Declared):
         tuple[AttackText, ...], BeforeValidator(_read_list), Unique, AfterValidator(_check_attacks)
     ] = Field((), description="Attacks instead of a suite, such as apgd-ce or fpa:rounds=3,steps=10.")
     data: str = Field("cifar10", description="Data set; see `dent list data`.")
-    n: int | None = Field(128, description="Number of images (0: all).", ge=1)
+    n: int | None = Field(
+        128, description="Number of images; 0 is all (default: 128, or all of your own).", ge=1
+    )
     batch_size: int = Field(
         128, description="Number of images in a batch; the defense adapts to each batch.", ge=1
     )
@@ -157,13 +168,31 @@ class Evaluation(Declared):
         None, description="Number of steps of every gradient attack (default: its own).", ge=0
     )
     queries: int | None = Field(None, description="Number of Square's queries (default: its own).", ge=0)
-    protocol: bool = Field(
-        False, description="Also run the reference AutoAttack as the paper did (extra: reference)."
+    protocol: bool | None = Field(
+        None,
+        description="Also run the reference AutoAttack as the paper did (extra: reference; default: in "
+        "the suite full).",
     )
     exhaustive: bool = Field(False, description="Attack also inputs that an earlier attack has broken.")
     battle: bool = Field(True, description="Also record an attack step by step, for the report.")
     seed: int = Field(0, description="Seed of the batches and of every attack.", ge=0)
     device: str = Field("cpu", description="Device: cpu, cuda, cuda:1 or mps.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_all_of_own(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Set n to None, which is all, if it is not given and the data are the user's own."""
+        name, _, _ = str(given.get("data", "cifar10")).partition(":")
+        return given if "n" in given or name in PUBLISHED else given | {"n": None}
+
+    @model_validator(mode="after")
+    def _check_radius(self) -> Self:
+        if self.eps is not None:
+            try:
+                check_radius(self.eps, self.norm)
+            except ValueError as error:
+                raise_faults([f"eps: {error}"])
+        return self
 
     @field_validator("n", mode="before")
     @classmethod
@@ -177,7 +206,8 @@ class Evaluation(Declared):
     @property
     def has_protocol(self) -> bool:
         """Return True if the reference AutoAttack is run: by request, or in the suite `full`."""
-        return self.protocol or (self.suite == "full" and not self.attacks)
+        in_suite = self.suite == "full" and not self.attacks
+        return in_suite if self.protocol is None else self.protocol
 
     def find_attacks(self) -> Suite:
         """Return the attacks that were chosen, or those of the suite."""

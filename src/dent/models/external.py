@@ -62,9 +62,10 @@ def _import_library(library: str) -> Any:
     try:
         return import_module("torchvision.models" if library == "torchvision" else library)
     except ModuleNotFoundError as error:
+        missing = (error.name or library).partition(".")[0]
+        extra = f"'dent-defense[{library}]'" if missing == library else missing
         raise ValueError(
-            f"{library}:NAME needs {library}, which is not installed ({error});"
-            f" pip install 'dent-defense[{library}]'"
+            f"{library}:NAME needs {missing}, which is not installed ({error}); pip install {extra}"
         ) from error
     except Exception as error:  # torchvision for another torch raises no ImportError
         raise ValueError(

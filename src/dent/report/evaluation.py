@@ -155,6 +155,8 @@ def write_headlines(results: Results) -> list[str]:
 def _write_headline(cell: CellResult) -> str:
     defense = "The static model" if cell.cell.static else cell.cell.defense
     name = f"{defense} ({cell.cell.model}, {format_ball(cell.cell.norm, cell.cell.eps)})"
+    if not cell.is_attacked:
+        return f"{name}: {format_percent(cell.natural.percent)} % natural; no attack was made."
     stands = f"{format_percent(cell.worst.percent)} % stands"
     stands += "" if cell.is_fully_attacked else " (not fully attacked)"
     text = f"{name}: {stands}"

@@ -33,7 +33,7 @@ def mark_extremes(results: Results) -> dict[Cell, Mark]:
     """Return the best and the worst of the worst cases of each model in a ball, on the same points."""
     marks: dict[Cell, Mark] = {}
     for cells in group_cells(results).values():
-        scored = [cell for cell in cells if cell.worst.n]
+        scored = [cell for cell in cells if cell.worst.n and cell.is_attacked]
         percents = [cell.worst.percent for cell in scored]
         same = all(cell.points.keys() == scored[0].points.keys() for cell in scored)
         if same and len(set(percents)) > 1:
@@ -64,17 +64,20 @@ def _main_table(results: Results) -> Table:
             if len(protocols) > 1 and cell.protocol is None and cell.claimed:
                 claimed = replace(claimed, details=(*claimed.details, "direct"))
             row["claimed"] = claimed
-        worst = score_value(cell.worst, usual)
+        worst = score_value(cell.worst if cell.is_attacked else None, usual)
         row["worst case"] = replace(worst, mark=marks.get(cell.cell, ""), strong=not worst.is_empty)
         if protocols:
             row["gap"] = points_value(cell.gap)
-        row["vs static"] = Value("") if cell.cell.static else _versus_value(cell.versus_static)
+        versus = cell.versus_static if cell.is_attacked else None
+        row["vs static"] = Value("") if cell.cell.static else _versus_value(versus)
         if costs:
             row["cost"] = cost_value(cell.cost)
-        return row | {"submitted": score_value(cell.submitted, usual)}
+        return row | {"submitted": score_value(cell.submitted if cell.is_attacked else None, usual)}
 
     notes = [Note(f"{_describe_claim(protocols)}.", "claimed")] if protocols else []
     notes.append(Note("correct without an attack and under every attack.", "worst case"))
+    if not any(cell.is_attacked for cell in results.cells):
+        notes.append(Note("No attack was made: only the natural accuracy is known."))
     if not all(cell.is_fully_attacked for cell in results.cells):
         lacks = "the defense lacks what some attacks need, and they were not run"
         notes.append(Note(f"not fully attacked: {lacks}; the worst case may be lower.", NOT_FULLY))

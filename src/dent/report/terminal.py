@@ -1,7 +1,8 @@
-"""Tables, lines and progress in the terminal; no progress bar where nobody watches."""
+"""Tables, lines and progress in the terminal; lines instead of a progress bar in files and pipes."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -123,9 +124,15 @@ def _print_line(console: Console, text: Text) -> None:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[..., None]]:
-    """Show a bar on stderr with the time left; yield the function (done, total, text) that moves it."""
-    console = Console(stderr=True)
+def progress_bar(what: str, *, has_lines: bool = True) -> Iterator[Callable[..., None]]:
+    """Show a bar on stderr with the time left; yield the function (done, total, text) that moves it.
+
+    has_lines: where stderr is no terminal, print a line for each text whose work has moved on.
+    """
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _ProgressLines(what, console) if has_lines else lambda *moved: None
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(None),
@@ -133,14 +140,33 @@ def progress_bar(what: str) -> Iterator[Callable[..., None]]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[text]}"),
     )
-    quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet, expand=True) as progress:
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
         task = progress.add_task(what, total=None, text="")
 
         def move(done: float, total: float | None, text: str = "") -> None:
             progress.update(task, completed=done, total=total, text=text)
 
         yield move
+
+
+class _ProgressLines:
+    """Print a line when more is done and the text is new: the share that is done and the time left."""
+
+    def __init__(self, what: str, console: Console) -> None:
+        self._what, self._console, self._printed = what, console, ""
+        self._total: float | None = None
+        self._done = self._begun = self._began = 0.0
+
+    def __call__(self, done: float, total: float | None, text: str = "") -> None:
+        now = time.monotonic()
+        if total != self._total:  # other work, of another size
+            self._total, self._done, self._begun, self._began = total, done, done, now
+        if total and done > self._done and text != self._printed:
+            self._printed = text
+            left = (now - self._began) * (total - done) / (done - self._begun)
+            line = f"{self._what}: {100 * done / total:.0f} %, {format_duration(left)} left, {text}"
+            _print_line(self._console, Text(line))
+        self._done = max(done, self._done)
 
 
 def score_rows(scores: Mapping[str, Score]) -> list[dict[str, Any]]:
