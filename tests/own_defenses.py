@@ -205,3 +205,38 @@ def make_centered() -> Centered:
 
 def make_inside() -> Inside:
     return Inside(tiny())
+
+
+class Coin(Plain):
+    """A random defense: for each input, a coin decides whether it gets the model's answer or another."""
+
+    randomized = True
+    independent: bool | None = True
+    share = 0.7  # of the model's own answers
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.predict(inputs, self.adapt(inputs))
+
+    def predict(self, inputs: Tensor, state: Tensor) -> Tensor:
+        logits = super().predict(inputs, state)
+        own = torch.rand(len(inputs), 1) < self.share
+        return torch.where(own, logits, logits.roll(1, dims=1))
+
+
+class UndeclaredCoin(Coin):
+    randomized = False
+    independent = None
+
+
+class SharedCoin(Coin):
+    """One coin for the whole batch, which depends on all of its inputs too."""
+
+    independent = False
+
+    def predict(self, inputs: Tensor, state: Tensor) -> Tensor:
+        logits = super(Coin, self).predict(inputs - 0.1 * inputs.detach().mean(0), state)
+        return logits if torch.rand(()) < self.share else logits.roll(1, dims=1)
+
+
+class LyingCoin(SharedCoin):
+    independent = True

@@ -56,6 +56,7 @@ def forwards(work: Work) -> float:
     assert work.n is not None
     plan = Plan(
         attacks={cell: attacks}, updates={cell: chosen.steps}, answers={cell: chosen.forwards},
+        randomized={},
         independent={cell: False}, not_run={}, n=work.n, batch_size=work.batch_size, seed=0,
     )  # fmt: skip
     # By their multiplications: ResNet-50 has 84 million at 32 pixels, ResNet-20 has 41 million.

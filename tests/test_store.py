@@ -151,7 +151,7 @@ def test_a_foreign_description_of_the_run(run: Path, content: str, says: str) ->
 
 def test_a_run_of_another_version(run: Path) -> None:
     (run / "run.json").write_text('{"format": 1}')
-    refused(run, r"run.json is of another version of dent \(format 1, expected 2\); choose another")
+    refused(run, r"run.json is of another version of dent \(format 1, expected 3\); choose another")
 
 
 def test_a_run_of_another_suite_version(run: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_run_of_another_suite_version(run: Path) -> None:
 
 
 def test_a_description_without_a_plan(run: Path) -> None:
-    (run / "run.json").write_text('{"format": 2}')
+    (run / "run.json").write_text('{"format": 3}')
     refused(run, "holds another run: asked is None there")
     with pytest.raises(ValueError, match=f"{run / 'run.json'} is not of a run \\(KeyError: 'plan'"):
         load_results(run)

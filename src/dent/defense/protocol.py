@@ -17,7 +17,8 @@ class Defense(Protocol[State]):
     """A defense that adapts at test time. `dent.Dent` is one; yours needs no base class.
 
     `defense(inputs)` equals `defense.predict(inputs, defense.adapt(inputs))`. No call changes the model
-    or what a later call returns. An optional attribute `updates` says how many updates a call makes.
+    or what a later call returns. An optional attribute `updates` says how many updates a call makes, and
+    `randomized = True` that answers are random, drawn from torch's own generator.
     """
 
     @property

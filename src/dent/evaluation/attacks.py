@@ -193,7 +193,7 @@ ATTACKS: dict[str, Attack] = {
     attack.name: attack
     for attack in (
         _direct(
-            "pgd", pgd, CLIMB | {"steps": (Steps, 40), "loss": (Loss, "ce"), "step_size": (
+            "pgd", pgd, DRAW | {"steps": (Steps, 40), "loss": (Loss, "ce"), "step_size": (
                 Annotated[float, Field(gt=0)] | None, None
             )}, _climb, "projected gradient ascent",
         ),
@@ -247,16 +247,16 @@ ATTACKS: dict[str, Attack] = {
             "lowest loss over all models adapted so far", needs=("steps",),
         ),
         _adaptive(
-            "unrolled", partial(attack_defense, adaptive.unrolled), CLIMB, _unroll,
+            "unrolled", partial(attack_defense, adaptive.unrolled), DRAW, _unroll,
             "exact gradient, through the updates", needs=("unrolled",),
         ),
         _adaptive(
-            "averaged", average_states, CLIMB,
+            "averaged", average_states, DRAW,
             lambda f, o: _count_steps(o) * (f.answer + 2 * (f.updates + 1)) + f.asked,
             "gradients averaged over the states of the defense", needs=("updates", "start", "steps"),
         ),
         _adaptive(
-            "short", shorten_updates, CLIMB | {"updates": (Steps | None, None)}, _shorten,
+            "short", shorten_updates, DRAW | {"updates": (Steps | None, None)}, _shorten,
             "attack half of the updates, submit to all", needs=("updates", "steps"),
         ),
         _adaptive(

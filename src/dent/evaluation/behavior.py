@@ -47,6 +47,20 @@ def is_random(model: Callable[[Tensor], Any], inputs: Tensor) -> bool:
     return _differ(first, other) and not _differ(first, again)
 
 
+def is_independent_at_random(model: Callable[[Tensor], Any], inputs: Tensor) -> bool:
+    """Return True if no answer of a random model changes when the other inputs do, at the same seed.
+
+    A model that draws more numbers for some inputs than for others is not shown to be independent.
+    """
+    first = ask(model, inputs)
+    for row in range(len(inputs)):
+        others = inputs.flip(0) / 2
+        others[row] = inputs[row]
+        if _differ(first[row : row + 1], ask(model, others)[row : row + 1]):
+            return False
+    return True
+
+
 def is_dynamic(module: nn.Module, inputs: Tensor) -> bool:
     """Return True if a module computes gradients in a call, or answers otherwise when asked again.
 

@@ -164,6 +164,7 @@ class Subject:
     static: nn.Module | None  # None if it is not known
     defense: Any  # see `dent.defense.Defense`; a user's own may lack all but the call
     independent: bool
+    randomized: bool = False  # its answers are random
 
     @property
     def updates(self) -> int | None:

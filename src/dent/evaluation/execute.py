@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from dent.attacks.norms import lengths
 from dent.defense import Dent
 from dent.evaluation.attacks import ATTACKS, find_attack
 from dent.evaluation.battle import record_battle
-from dent.evaluation.behavior import FreshCopies, preserve_rng
+from dent.evaluation.behavior import FreshCopies, ask, preserve_rng
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.defenses import Subject
 from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit, count_batches
@@ -31,10 +31,11 @@ from dent.evaluation.results import Score
 from dent.evaluation.sources import Sources, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import Outcome, UnitResult
-from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, explain_missing
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, choose_draws, explain_missing
 from dent.names import lookup
 from dent.storage import replace_file
 
+SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
 TOLERANCE = 1e-5  # of a distance, for rounding
 ROUNDS = 3  # number of timed forwards
 
@@ -97,14 +98,15 @@ def _execute(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
     standing = torch.ones_like(labels, dtype=torch.bool)
     if task.standing is not None:
         standing = torch.tensor(task.standing, device=labels.device)
-    result, correct = attack_batch(task, subject, inputs, labels, standing, sources.evaluation.seed)
+    result, verdict = attack_batch(task, subject, inputs, labels, standing, sources.evaluation.seed)
     if _is_scenario(unit.attack):
         part = result.part if isinstance(result, PartResult) else torch.ones_like(result.success)
         counts = part.cpu()
-        return _make_outcome(indices[counts], correct.cpu()[counts], result), {}
+        return _make_outcome(indices[counts], verdict.correct.cpu()[counts], result), {}
     outcome = _make_outcome(
-        indices, correct & standing, result,
-        given=standing, queries=result.queries + len(inputs),
+        indices, verdict.correct & standing, result,
+        given=standing, queries=result.queries + len(inputs) * verdict.submissions,
+        majority=() if verdict.majority is None else tuple((verdict.majority & standing).tolist()),
         largest=_find_largest(result.inputs, inputs, unit.cell.norm),
     )  # fmt: skip
     return outcome, {}
@@ -119,13 +121,22 @@ def _make_outcome(
     return Outcome(points, bits, attacked, **figures)
 
 
+class Verdict(NamedTuple):
+    """Which inputs of a batch the model gets right: in one submission, and in most of several."""
+
+    correct: Tensor
+    majority: Tensor | None = None  # of a random defense
+    submissions: int = 1
+
+
 def attack_batch(
     task: Task, subject: Subject, inputs: Tensor, labels: Tensor, standing: Tensor, seed: int
-) -> tuple[AttackResult, Tensor]:
+) -> tuple[AttackResult, Verdict]:
     """Attack a batch; return the result, and which inputs of it the model gets right.
 
-    The result is submitted as deployed: the whole batch, once, from a clean state. A scenario is
-    another batch than the deployed one, and keeps the answers of its attack.
+    The result is submitted as deployed: the whole batch, once, from a clean state. A random defense gets
+    it several times. A scenario is another batch than the deployed one, and keeps the answers of its
+    attack.
     """
     unit = task.unit
     attack = None if unit.attack == NATURAL else find_attack(unit.attack)
@@ -139,11 +150,30 @@ def attack_batch(
     eps = math.inf if attack and attack.is_free else unit.cell.eps
     check_in_ball(result.inputs, inputs, eps=eps, norm=unit.cell.norm, of=str(unit))
     if _is_scenario(unit.attack):
-        return result, ~result.success
-    with torch.no_grad():
-        logits = subject.model(result.inputs)
-    check_logits(logits, inputs)  # NaN is no answer, though it has a largest
-    return result, logits.argmax(1).eq(labels)
+        return result, Verdict(~result.success)
+    return result, submit_batch(subject, result.inputs, labels, seed=unit.seed(seed))
+
+
+def submit_batch(subject: Subject, points: Tensor, labels: Tensor, *, seed: int) -> Verdict:
+    """Submit a batch to the model as deployed; to a random one several times, from seeds of its own.
+
+    The first of several submissions is the one submission. A search that begins with `seed` itself has
+    seen none of their random numbers.
+    """
+    count = SUBMISSIONS if subject.randomized else 1
+    votes = []
+    for number in range(count):
+        with torch.no_grad():
+            logits = (
+                ask(subject.model, points, seed + 1 + number)
+                if subject.randomized
+                else subject.model(points)
+            )
+        check_logits(logits, points)  # NaN is no answer, though it has a largest
+        votes.append(logits.argmax(1).eq(labels))
+    if not subject.randomized:
+        return Verdict(votes[0])
+    return Verdict(votes[0], 2 * torch.stack(votes).sum(0) > count, count)
 
 
 def _is_scenario(attack: str) -> bool:
@@ -206,7 +236,8 @@ def _measure_cell(
     few = inputs[:FEW]
     figures, took = measure_cost(subject.model, subject.static, few, rounds=ROUNDS)
     figures["backward_passes"] = float(count_backward_passes(subject.model, few))
-    findings = [*inspect_model(subject.model, few, labels[:FEW]), *_inspect_batches(subject, sources)]
+    found = inspect_model(subject.model, few, labels[:FEW], random=subject.randomized)
+    findings = [*found, *_inspect_batches(subject, sources)]
     if isinstance(subject.model, FreshCopies):
         findings.append(
             Finding(
@@ -325,7 +356,8 @@ def attack_data(
     few, _ = sources.read(batches[0][:2])
     if reason := explain_missing(attack, subject.list_lacks(few)):
         raise ValueError(f"{attack} cannot be run on {cell.defense}: {reason}")
-    options = ATTACKS[attack].read_options(options or {})
+    draws = choose_draws(attack, subject.randomized)
+    options = draws | ATTACKS[attack].read_options(options or {})
     sources.dataset().check_outputs(subject.count_classes(few), owner=cell.model)
     images: list[Tensor] = []
     verdicts: dict[str, list[Tensor]] = {NATURAL: [], attack: []}
@@ -338,8 +370,8 @@ def attack_data(
         for name, correct in verdicts.items():
             task = Task(Unit(cell, number, name), {} if name == NATURAL else options)
             with seed_unit(task.unit, sources.evaluation):
-                result, right = attack_batch(task, subject, inputs, labels, everyone, seed)
-            correct.append(right.cpu())
+                result, verdict = attack_batch(task, subject, inputs, labels, everyone, seed)
+            correct.append(verdict.correct.cpu())
         images.append(result.inputs.cpu())
         if progress:
             progress(number + 1, len(batches), text)

@@ -82,6 +82,7 @@ class Plan:
     answers: about the cost of a cell's answer, in forwards of its static model.
     not_run: attacks of the suite that cannot be run on a cell's defense, with the reason.
     independent: whether no answer of a cell depends on the rest of its batch.
+    randomized: whether the answers of a cell are random.
     exhaustive: attack also inputs that an earlier attack has broken.
     """
 
@@ -89,6 +90,7 @@ class Plan:
     updates: Mapping[Cell, int | None]
     answers: Mapping[Cell, float]
     independent: Mapping[Cell, bool]
+    randomized: Mapping[Cell, bool]
     not_run: Mapping[Cell, Mapping[str, str]]
     exhaustive: bool = False
     n: int
@@ -96,7 +98,10 @@ class Plan:
     seed: int
 
     def is_chained(self, cell: Cell) -> bool:
-        """Return True if each attack gets only what the attacks before it left standing."""
+        """Return True if each attack gets only what the attacks before it left standing.
+
+        If the answers are random, a point stands until it is broken in one submission and by majority.
+        """
         return self.independent[cell] and not self.exhaustive
 
     @cached_property
@@ -191,7 +196,7 @@ class Plan:
         return cls(**fields)
 
 
-_OF_CELLS = ("updates", "answers", "independent", "not_run")
+_OF_CELLS = ("updates", "answers", "independent", "randomized", "not_run")
 _CELL = ("model", "defense", "eps", "norm")
 
 
@@ -236,6 +241,7 @@ def make_plan(sources: Sources) -> Plan:
             subject.independent,
             Forwards(subject.updates or 0, known=known).answer,
             lacks,
+            subject.randomized,
         )
     return _plan(evaluation, len(dataset), facts)
 
@@ -257,6 +263,7 @@ class Facts(NamedTuple):
     independent: bool
     answer: float
     lacks: Mapping[str, str]
+    randomized: bool = False
 
 
 def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
@@ -271,6 +278,7 @@ def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
             protocol=evaluation.has_protocol,
             battle=evaluation.battle and not (cell.static or cell.is_dynamic) and bool(suite),
             lacks=one.lacks,
+            randomized=one.randomized,
         )
         for cell, one in facts.items()
     }
@@ -279,6 +287,7 @@ def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
         updates={cell: one.updates for cell, one in facts.items()},
         answers={cell: one.answer for cell, one in facts.items()},
         independent={cell: one.independent for cell, one in facts.items()},
+        randomized={cell: one.randomized for cell, one in facts.items()},
         not_run={
             cell: list_not_run(suite, updates=one.updates, independent=one.independent, lacks=one.lacks)
             for cell, one in facts.items()

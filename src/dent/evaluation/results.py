@@ -83,6 +83,18 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class MajorityScores:
+    """Accuracies of a random defense if a point counts as correct when most submissions of it are."""
+
+    natural: Score
+    direct: Score
+    worst: Score
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: score.to_json() for name, score in vars(self).items()}
+
+
+@dataclass(frozen=True)
 class MissingUnit:
     """A unit without a result: it failed with an error, or was not done (error is None)."""
 
@@ -118,6 +130,7 @@ class CellResult:
     not_run: dict[str, str] = field(default_factory=dict)  # attacks that cannot be run, and why
     kinds: dict[str, str] = field(default_factory=dict)  # direct or adaptive, for each attack
     independent: bool = True  # no answer depends on the rest of its batch
+    majority: MajorityScores | None = None  # of a random defense; the other scores are of one submission
     batch_of: dict[int, int] = field(default_factory=dict, repr=False)  # batch of each point
     battle: dict[str, Any] | None = field(default=None, repr=False)  # see `record_battle`
     points: dict[int, bool] = field(default_factory=dict, repr=False)  # in the worst case, by index
@@ -155,6 +168,10 @@ class CellResult:
         yield "without adaptive", self.direct
         yield "worst case", self.worst
         yield "submitted worst case", self.submitted
+        if self.majority is not None:
+            yield "natural by majority", self.majority.natural
+            yield "without adaptive by majority", self.majority.direct
+            yield "worst case by majority", self.majority.worst
 
     def to_json(self, *, points: bool = False) -> dict[str, Any]:
         """Return plain values: see `Results.to_json`."""
@@ -169,6 +186,8 @@ class CellResult:
             **asdict(self.cell),
             "cumulative": self.cumulative,
             "independent": self.independent,
+            "randomized": self.majority is not None,
+            "majority": self.majority.to_json() if self.majority else None,
             "batches": self.batches,
             **{name: score.to_json() for name, score in scores.items()},
             "protocol": self.protocol.to_json() if self.protocol else None,
@@ -208,7 +227,8 @@ class Results:
 
         `about` is what was asked, `complete` is True if all of it was done, `cells` is a list of:
         `model`, `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and
-        `protocol`; `attacks` and `scenarios`, scores by name; `cumulative`; `independent`; `batches`;
+        `protocol`; `attacks` and `scenarios`, scores by name; `cumulative`; `independent`;
+        `randomized`; `majority`, the scores `natural`, `direct` and `worst` by majority; `batches`;
         `gap`; `versus_static`; `cost`; `findings`; `missing`; `not_run`, the attacks that
         the defense does not allow, each with the reason. A score has `correct`, `n`, `percent`,
         `low` and `high`; that of an attack also has its `kind`, and as `alone` the number of points

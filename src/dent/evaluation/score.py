@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ from dent.attacks.findings import Finding, detect_stronger_square
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.compare import pair_points
 from dent.evaluation.plan import Plan, Unit
-from dent.evaluation.results import CellResult, Cost, MissingUnit, Results, Score
+from dent.evaluation.results import CellResult, Cost, MajorityScores, MissingUnit, Results, Score
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, UnitResult
-from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL
+from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL, describe_randomness
 
 Bits = NDArray[np.bool_]
 Points = dict[int, bool]  # verdicts by index of the data set
@@ -34,6 +36,7 @@ class Tally:
     planned: the batches on which each attack has units, in the order of the attacks.
     kinds: direct, adaptive or scenario, for each attack that is not `SPECIAL`.
     cumulative: each attack got only what the attacks before it left standing.
+    randomized: the answers are random, and `majority` has verdicts of the majority of submissions.
     not_run: attacks that the defense does not allow to run, with the reason.
     """
 
@@ -46,16 +49,18 @@ class Tally:
         *,
         cumulative: bool,
         independent: bool,
+        randomized: bool = False,
         not_run: Mapping[str, str] | None = None,
     ) -> None:
         self.cell, self.batches, self.planned, self.kinds = cell, batches, planned, kinds
-        self.cumulative, self.independent = cumulative, independent
+        self.cumulative, self.independent, self.randomized = cumulative, independent, randomized
         self.not_run = dict(not_run or {})
         self.sizes = [len(batch) for batch in batches]
         self.starts = np.cumsum([0, *self.sizes])
         self.all_points = np.ones(self.starts[-1], bool)
         judging = [one for one in planned if one == NATURAL or kinds.get(one) in ("direct", "adaptive")]
         self.correct = {attack: np.zeros_like(self.all_points) for attack in judging}
+        self.majority = {attack: np.zeros_like(self.all_points) for attack in judging}
         self.given = {attack: np.zeros_like(self.all_points) for attack in judging}
         self.there = {attack: np.zeros(len(batches), bool) for attack in judging}
         self.scenarios: dict[str, dict[int, Outcome]] = {name: {} for name in self.of_kind("scenario")}
@@ -97,23 +102,32 @@ class Tally:
         at = [places[point] for point in outcome.points]
         given = np.array(outcome.given, bool)
         # In a chain, what was not given is broken already.
-        self.correct[unit.attack][at] = np.array(outcome.correct, bool) & (given | (not self.cumulative))
+        counts = given | (not self.cumulative)
+        self.correct[unit.attack][at] = np.array(outcome.correct, bool) & counts
+        if self.randomized:
+            self.majority[unit.attack][at] = np.array(outcome.majority, bool) & counts
         self.given[unit.attack][at] = given
         self.there[unit.attack][unit.batch] = True
 
     def find_standing(self, unit: Unit) -> tuple[bool, ...]:
         """Return which points of a unit's batch the attacks before it left.
 
-        An attack that failed counts as if it had broken nothing.
+        An attack that failed counts as if it had broken nothing. A point of a random defense is left as
+        long as it stands in one submission or by majority.
         """
         batch = slice(self.starts[unit.batch], self.starts[unit.batch + 1])
-        standing = self.all_points[batch]
-        for attack in self.correct:
-            if attack == unit.attack:
-                break
-            if self.there[attack][unit.batch]:
-                standing = standing & self.correct[attack][batch]
-        return tuple(standing.tolist())
+        before = takewhile(lambda attack: attack != unit.attack, self.correct)
+        done = [attack for attack in before if self.there[attack][unit.batch]]
+        standing = self.find_correct(done)
+        if self.randomized:
+            standing = standing | self.by_majority().find_correct(done)
+        return tuple(standing[batch].tolist())
+
+    def by_majority(self) -> Tally:
+        """Return the same tally with the verdicts of the majority, for a random defense."""
+        other = copy(self)
+        other.correct = self.majority
+        return other
 
     def has(self, unit: Unit) -> bool:
         """Return True if a unit has an outcome."""
@@ -204,6 +218,7 @@ def make_tallies(plan: Plan) -> dict[Cell, Tally]:
             planned={name: plan.batches(name) for name in attacks},
             kinds={name: find_attack(name).kind for name in attacks if name not in SPECIAL},
             cumulative=plan.is_chained(cell), independent=plan.independent[cell],
+            randomized=plan.randomized[cell],
             not_run=plan.not_run.get(cell),
         )
         for cell, attacks in plan.attacks.items()
@@ -264,11 +279,23 @@ def score_cell(tally: Tally) -> CellResult:
         points=tally.to_points(worst, points),
         points_natural=tally.to_points(natural, points_natural),
         independent=tally.independent,
+        majority=_score_majority(tally) if tally.randomized else None,
         batch_of={point: number for number, batch in enumerate(tally.batches) for point in batch},
     )
     claims = tally.protocol or tally.to_points(direct, points_direct)
     gap = pair_points(result.points, claims)  # on the points of both
     return replace(result, gap=gap.difference if gap.n and result.claimed else None)
+
+
+def _score_majority(tally: Tally) -> MajorityScores:
+    """Return the accuracies by majority, each on the points of its counterpart in one submission."""
+    votes, alone = tally.by_majority(), [NATURAL] * (NATURAL in tally.correct)
+    every, direct = list(tally.correct), alone + tally.of_kind("direct")
+    return MajorityScores(
+        natural=_score(votes.find_correct(alone)[tally.find_judged(alone)[1]]),
+        direct=_score(votes.find_direct()[tally.find_judged(direct)[1]]),
+        worst=_score(votes.find_correct(every)[tally.find_judged(every)[1]]),
+    )
 
 
 def collect_points(tally: Tally) -> dict[str, Points]:
@@ -318,6 +345,8 @@ def _list_findings(
 ) -> Iterable[dict[str, Any]]:
     known = tally.about.outcome.findings if tally.about and tally.about.outcome else ()
     yield from known
+    if tally.randomized:
+        yield asdict(describe_randomness(tally.of_kind("direct", "adaptive")))
     for finding in (_find_stronger_square(tally, points_direct), _find_gain(tally, gained, points)):
         if finding is not None and finding.name not in {one["name"] for one in known}:
             yield asdict(finding)

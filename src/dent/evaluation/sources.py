@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from dent.attacks.checks import check_model
 from dent.data import Dataset, open_data
 from dent.defense import LowDiversityWarning, is_independent
-from dent.evaluation.behavior import is_dynamic, preserve_rng, refuse_broken_promises, start_clean
+from dent.evaluation.behavior import (
+    is_dynamic,
+    is_independent_at_random,
+    is_random,
+    preserve_rng,
+    refuse_broken_promises,
+    start_clean,
+)
 from dent.evaluation.defenses import (
     DYNAMIC,
     Subject,
@@ -137,9 +144,11 @@ class Sources:
             if isinstance(defense, nn.Module) and not hasattr(defense, "adapt"):
                 defense = start_clean(defense, self._read_few(2))
             model = static if cell.static else defense
-            independent = self._find_independence(cell, model, getattr(defense, "independent", None))
+            randomized = self._find_randomness(cell, model, getattr(defense, "randomized", None))
+            declared = getattr(defense, "independent", None)
+            independent = self._find_independence(cell, model, declared, randomized)
             known = None if cell.is_dynamic else static
-            self._subjects[cell] = Subject(model, known, defense, independent)
+            self._subjects[cell] = Subject(model, known, defense, independent, randomized)
         return self._subjects[cell]
 
     def _make_defense(self, cell: Cell, static: nn.Module) -> Any:
@@ -187,7 +196,14 @@ class Sources:
         keys = (f"{one.model}, {one.defense}" for one in self.evaluation.cells())
         return {key: self.digests[key] for key in keys if key in self.digests}
 
-    def _find_independence(self, cell: Cell, model: Any, declared: bool | None) -> bool:
+    def _find_randomness(self, cell: Cell, model: Any, declared: bool | None) -> bool:
+        """Return True if the defense declares `randomized`, or if its answers differ with the seed."""
+        may_draw = self.is_own(cell) or cell.model in self.given or ":" in cell.model
+        return bool(declared) or (may_draw and is_random(model, self._read_few(2)))
+
+    def _find_independence(
+        self, cell: Cell, model: Any, declared: bool | None, randomized: bool
+    ) -> bool:
         """Return what the defense declares; if it is not ours or declares nothing, see whether it is so.
 
         Attacks drop inputs from a batch if the answers are independent.
@@ -195,10 +211,9 @@ class Sources:
         is_own = self.is_own(cell)
         if declared is not None and not (is_own and declared):
             return bool(declared)
-        if declared and getattr(model, "randomized", False):
-            return True  # two answers differ anyhow
+        few = self._read_few(8 if is_own else 2)
         with preserve_rng(self.evaluation.device):
-            found = is_independent(model, self._read_few(8 if is_own else 2))
+            found = (is_independent_at_random if randomized else is_independent)(model, few)
         if declared and not found:
             # Another broken promise may be the cause.
             refuse_broken_promises(model, self._read_few(2), of=str(cell))

@@ -22,8 +22,11 @@ from dent.evaluation.spec import Cell
 from dent.storage import LOCK, replace_file
 
 RUN, UNITS, ERROR = "run.json", "units", ".error"
-FORMAT = 2
+FORMAT = 3
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{32}\.part")  # of a process that was killed while it wrote
+
+
+_BITS = ("correct", "given", "majority")  # of an outcome, a bit for each point
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Outcome:
     """What a unit measured. Points are indices of the data set, so that runs can be paired.
 
     In a chain, an attack gets only what the attacks before it left standing. The other points have
-    `given` False; they are broken already, and not `correct`.
+    `given` False; they are broken already, and not `correct`. `majority` is empty unless the defense is
+    random.
     """
 
     points: tuple[int, ...] = ()  # the points that count
@@ -43,6 +47,7 @@ class Outcome:
     figures: dict[str, float] = field(default_factory=dict)  # of `ABOUT`: the cost
     findings: tuple[dict[str, Any], ...] = ()  # of `ABOUT`: name, message, figures
     battle: dict[str, Any] = field(default_factory=dict)  # of `BATTLE`: see `record_battle`
+    majority: tuple[bool, ...] = ()  # of a random defense: points right in most of the submissions
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, with a digit for each point: small, and readable.
@@ -50,7 +55,7 @@ class Outcome:
         >>> Outcome((7, 9), (True, False), (True, True)).to_json()["correct"]
         '10'
         """
-        bits = {key: "".join("01"[one] for one in getattr(self, key)) for key in ("correct", "given")}
+        bits = {key: "".join("01"[one] for one in getattr(self, key)) for key in _BITS}
         return asdict(self) | {"points": list(self.points), "findings": list(self.findings)} | bits
 
     @classmethod
@@ -62,12 +67,13 @@ class Outcome:
         True
         """
         bits = {}
-        for key in ("correct", "given"):
+        for key in _BITS:
             if not isinstance(content[key], str) or set(content[key]) - set("01"):
                 raise ValueError(f"expected {key} as digits 0 and 1, got {content[key]!r}")
             bits[key] = tuple(one == "1" for one in content[key])
         points = tuple(int(one) for one in content["points"])
-        if not len(points) == len(bits["correct"]) == len(bits["given"]):
+        lengths = [len(bits[key]) for key in _BITS if key != "majority" or bits[key]]
+        if set(lengths) != {len(points)}:
             raise ValueError(f"expected a digit for each of {len(points)} points")
         findings = tuple(content["findings"])
         return cls(**(content | bits | {"points": points, "findings": findings}))

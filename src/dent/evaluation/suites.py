@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dent.attacks import Finding
 from dent.attacks.autoattack import select_attacks as select_version
 from dent.evaluation.attacks import find_attack
 from dent.names import lookup
@@ -23,6 +24,8 @@ PROTOCOL = "autoattack"  # the reference AutoAttack on all points of a cell, as 
 ABOUT = "about"  # cost and findings of a cell
 BATTLE = "battle"  # an attack on a few images, recorded step by step for the report
 SPECIAL = (NATURAL, PROTOCOL, ABOUT, BATTLE)
+
+DRAWS = 10  # answers of a random defense that an attack averages, unless the suite says otherwise
 
 ADAPTIVE: Suite = {
     "denying updates": {},
@@ -145,12 +148,13 @@ def select_attacks(
     protocol: bool = False,
     battle: bool = False,
     lacks: Mapping[str, str] | None = None,
+    randomized: bool = False,
 ) -> Suite:
     """Return what is run on a cell: natural inputs and `ABOUT`, then the attacks that suit its defense.
 
     Attacks that need updates are left out if the defense makes none, and scenarios if its answers are
     independent; and those for which it lacks a part of the protocol (see `list_not_run`). `steps` and
-    `queries` replace the budget of every attack.
+    `queries` replace the budget of every attack. On a random defense, attacks average over draws.
     """
     chosen: Suite = {NATURAL: {}, ABOUT: {}}
     budget = {"steps": steps, "queries": queries}
@@ -164,8 +168,32 @@ def select_attacks(
         if not _is_suited(name, updates, independent) or explain_missing(name, lacks or {}):
             continue
         own = {option: value for option, value in given.items() if option in attack.options}
-        chosen[name] = options | own
+        chosen[name] = choose_draws(name, randomized) | options | own
     return chosen
+
+
+def choose_draws(attack: str, randomized: bool) -> dict[str, int]:
+    """Return how many draws an attack averages on a random defense, as options; none if it cannot.
+
+    >>> choose_draws("apgd-ce", True), choose_draws("square", True), choose_draws("apgd-ce", False)
+    ({'draws': 10}, {}, {})
+    """
+    return {"draws": DRAWS} if randomized and "draws" in find_attack(attack).options else {}
+
+
+def describe_randomness(attacks: Iterable[str]) -> Finding:
+    """Return the finding of a random defense, which names the attacks that do not average over draws.
+
+    >>> describe_randomness(["apgd-ce", "square"]).message
+    'the same inputs get different answers; square follows one draw at a time and may be weaker'
+    """
+    found = {name: find_attack(name) for name in attacks}
+    single = [
+        name for name, one in found.items() if "draws" not in one.options and "static" not in one.needs
+    ]
+    verb = "follows" if len(single) == 1 else "follow"
+    rest = f"; {', '.join(single)} {verb} one draw at a time and may be weaker" if single else ""
+    return Finding("randomized", f"the same inputs get different answers{rest}")
 
 
 def list_not_run(

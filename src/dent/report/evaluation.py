@@ -159,6 +159,8 @@ def _write_headline(cell: CellResult) -> str:
         return f"{name}: {format_percent(cell.natural.percent)} % natural; no attack was made."
     stands = f"{format_percent(cell.worst.percent)} % stands"
     stands += "" if cell.is_fully_attacked else " (not fully attacked)"
+    if cell.majority is not None:
+        stands += f" in one submission, {format_percent(cell.majority.worst.percent)} % by majority"
     text = f"{name}: {stands}"
     if cell.claimed is not None and cell.claimed.n:
         text = f"{name} claims {format_percent(cell.claimed.percent)} %; {stands}"

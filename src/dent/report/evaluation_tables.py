@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dent.evaluation.compare import ComparedCells, Paired
 from dent.evaluation.defenses import DYNAMIC
+from dent.evaluation.execute import SUBMISSIONS
 from dent.evaluation.results import CellResult, Cost, Results, Score
 from dent.evaluation.spec import Cell
 from dent.report.blocks import EMPTY, Group, Mark, Note, Table, Value, count_value
@@ -25,7 +26,8 @@ NOT_FULLY = "†"  # marks a defense on which some attacks cannot be run
 
 def result_tables(results: Results) -> list[Table]:
     """Return all tables of the results; tables without rows are left out."""
-    made = [_main_table(results), _attack_table(results), _alone_table(results)]
+    made = [_main_table(results), _majority_table(results)]
+    made += [_attack_table(results), _alone_table(results)]
     return [table for table in (*made, _scenario_table(results)) if table.groups]
 
 
@@ -96,6 +98,28 @@ def _main_table(results: Results) -> Table:
     if version := results.about.get("suite_version"):
         notes.append(Note(f"{version}; numbers of other versions are not comparable.", "suite version"))
     return _make_table("Accuracy in %", results, make_row, notes, interval_of="worst case")
+
+
+def _majority_table(results: Results) -> Table:
+    def make_row(cell: CellResult, usual: int) -> Row:
+        row = {"defense": Value(cell.cell.defense)}
+        if cell.majority is None:
+            return row
+        for name, one, most in (
+            ("natural", cell.natural, cell.majority.natural),
+            ("direct attacks", cell.direct, cell.majority.direct),
+            ("worst case", cell.worst, cell.majority.worst),
+        ):
+            row |= {name: score_value(one, usual), f"{name} by majority": score_value(most, usual)}
+        return row
+
+    about = f"correct in most of {SUBMISSIONS} submissions of the same batch, each with its own draws"
+    notes = [
+        Note("all other tables are about one submission, as these columns are."),
+        Note(f"{about}.", "by majority"),
+    ]
+    title = "Random defenses: accuracy in % in one submission, and by majority"
+    return _make_table(title, results, make_row, notes, lambda cell: cell.majority is not None)
 
 
 def cost_value(cost: Cost | None) -> Value:

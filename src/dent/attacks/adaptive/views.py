@@ -154,15 +154,19 @@ def attack_through_view(
     eps: Eps,
     joint: bool = True,
     mask: Tensor | None = None,
+    draws: int = 1,
     **settings: Any,
 ) -> AttackResult:
     """Attack the model through the view.
+
+    draws: number of calls of the view at each step; their gradients are averaged, for a random model.
 
     If the view's last answer was not the model's own, it is unknown whether the last points break
     the model. Then a joint batch of them is submitted too, and the stronger result is returned.
     """
     labels, eps = read_arguments(inputs, labels, eps)
-    recorder = _LastPoints(view)
+    check_numbers(draws=draws)
+    recorder = _LastPoints(view, draws)
     result = attack(model, inputs, labels, eps=eps, through=recorder, joint=joint, mask=mask, **settings)
     if recorder.exact or recorder.points is None or not joint:
         return result
@@ -271,16 +275,18 @@ class Lazy(Generic[State]):
 
 
 class _LastPoints:
-    """A view that remembers the points of its last call."""
+    """A view that is asked `draws` times in each call, and remembers the points of its last call."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, draws: int = 1) -> None:
         self.view = view
+        self.draws = draws
         self.exact = view.exact
         self.points: Tensor | None = None
 
     def __call__(self, points: Tensor) -> Iterator[Tensor]:
         self.points = points.detach().clone()
-        yield from self.view(points)
+        for _ in range(self.draws):
+            yield from self.view(points)
         self.exact = self.view.exact
 
 
