@@ -38,6 +38,19 @@ def small(norm: nn.Module, *, classes: int = 4) -> nn.Module:
     )
 
 
+class OwnLayerNorm(nn.Module):
+    """LayerNorm over the channels of images, as people write it without torch's class."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+        return (x - mean) * (var + 1e-5).rsqrt() * self.weight[:, None, None] + self.bias[:, None, None]
+
+
 class ChannelsFirstLayerNorm(nn.LayerNorm):
     """LayerNorm over the channels of images, as ConvNeXts have it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,8 +64,27 @@ def test_every_listing_is_a_table_and_json() -> None:
     ):
         assert some in [row[column] for row in json.loads(run("list", what, "--json").stdout)]
         assert some in run("list", what).stdout
-    models = run("list", "models").stdout
-    assert "dent-defense[timm]" in models  # text, not markup of the terminal
+    timm = run("list", "models", "timm:NAME").stdout
+    assert "dent-defense[timm]" in timm  # text, not markup of the terminal
+
+
+def test_models_are_a_line_each_and_details_come_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", run("list", "models").stdout)
+    names = [row["name"] for row in json.loads(run("list", "models", "--json").stdout)]
+    assert [line.split()[0] for line in plain.splitlines()[1:-1]] == names
+    assert max(map(len, plain.splitlines())) <= 80
+    monkeypatch.delenv("FORCE_COLOR")
+    details = run("list", "models", "resnet20-at").stdout
+    for part in ("ships with dent", "269,722", "natural, test images 73.79 (n = 10,000)"):
+        assert part in details
+    (row,) = json.loads(run("list", "models", "resnet20-at", "--json").stdout)
+    assert row["name"] == "resnet20-at"
+    assert "hedge" in run("list", "defenses", "hedge").stdout
+    unknown = run("list", "models", "resnet20-att")
+    assert unknown.returncode == 2
+    assert "unknown model 'resnet20-att'; did you mean 'resnet20-at'" in unknown.stderr
 
 
 @pytest.fixture

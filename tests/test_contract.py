@@ -258,3 +258,23 @@ def test_compiled_unrolled_gradient_equals_eager(affine: str, statistics: str) -
     stale = dent.defend(net, "dent", **settings)(inputs, gradient="stale").sum()
     assert not torch.allclose(torch.autograd.grad(stale, inputs)[0], grads[1], rtol=1e-2)
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-7, atol=1e-9)
+
+
+def test_what_is_printed_is_short(net: nn.Module, images: Tensor) -> None:
+    state = dent.defend(net, "dent", steps=3).adapt(images)
+    first, last = state.trace.entropy[0].mean(), state.trace.entropy[-1].mean()
+    seen = f"entropy={first:.3f} before the first update, {last:.3f} before the last"
+    layers = sum(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
+    assert repr(state) == f"State(layers={layers}, updates=3, {seen})"
+    assert repr(state.trace) == "Trace(updates=3, n=5)"
+    assert repr(dent.defend(net, "static").adapt(images)) == "State(layers=0, updates=0)"
+    adaptation = dent.defend(net, "hedge", steps=2).adapt(images)
+    assert repr(adaptation) == "Adaptation(updates=2, variables=[(5, 3, 12, 12)])"
+    labels = net(images).argmax(1)
+    result = dent.attacks.pgd(net, images, labels, eps=0.1, steps=2)
+    broken = int(result.success.sum())
+    counts = f"queries={result.queries}, gradients={result.gradients}"
+    assert repr(result) == f"AttackResult(n=5, broken={broken}, {counts})"
+    suite = dent.attacks.autoattack(net, images, labels, eps=0.1, attacks=["square"], queries=2)
+    assert repr(suite).startswith(f"SuiteResult(n=5, broken={int(suite.broken.sum())}, queries=")
+    assert len(repr(suite)) < 100

@@ -137,6 +137,16 @@ def test_one_row_of_non_negative_logits_is_no_probability(model: nn.Module) -> N
             ValueError,
             "inputs on cpu, where the model is, got meta",
         ),
+        (
+            torch.rand(3, 8, 8),
+            ValueError,
+            r"a batch of images \(N, C, H, W\), got shape \(3, 8, 8\); .* inputs\[None\]",
+        ),
+        (
+            torch.rand(4, 3, 8, 8).half(),
+            ValueError,
+            "inputs of torch.float32, as the parameters of Sequential, got torch.float16; convert",
+        ),
     ],
 )
 def test_wrong_inputs(model: nn.Module, inputs: Any, error: type[Exception], message: str) -> None:
@@ -199,6 +209,11 @@ def test_models_that_cannot_be_adapted(model: nn.Module) -> None:
     lazy = nn.Sequential(nn.LazyLinear(8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(TypeError, match="not initialized yet; run the model once"):
         dent.defend(lazy)
+    with pytest.raises(TypeError, match=r"'0' \(Conv2d\) has no weights, because it is on .* meta"):
+        dent.defend(small(nn.BatchNorm2d(8)).to("meta"))
+    for preset in ("static", "dent", "hedge"):
+        with pytest.raises(ValueError, match="logits of two or more classes, got one; add a logit of"):
+            dent.defend(small(nn.BatchNorm2d(8), classes=1), preset)(IMAGES)
     with pytest.raises(TypeError, match="defended already"):
         dent.defend(dent.defend(model))
     locked = small(nn.BatchNorm2d(8))

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from nets import BatchNormAct, ChannelsFirstLayerNorm, Shared, Transformer, Viewing, randomized, small
+from nets import (
+    BatchNormAct,
+    ChannelsFirstLayerNorm,
+    OwnLayerNorm,
+    Shared,
+    Transformer,
+    Viewing,
+    randomized,
+    small,
+)
 from torch import Tensor, nn
 
 import dent
@@ -178,3 +187,32 @@ def test_autocast(images: Tensor) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         got = dent.defend(net, "dent", **settings)(images.float())
     assert (got.float() - exact).norm() / (exact - static).norm() < 0.8
+
+
+@pytest.mark.parametrize("layers", [[OwnLayerNorm], ["1"], OwnLayerNorm])
+@pytest.mark.parametrize("defense", ["dent:steps=3", "dent+:steps=3", "eata"])
+def test_own_layers_are_adapted_when_they_are_named(layers: Any, defense: str, images: Tensor) -> None:
+    known, own = randomized(small(ChannelsFirstLayerNorm(8))), small(OwnLayerNorm(8)).double()
+    own.load_state_dict(known.state_dict())
+    with pytest.raises(ValueError, match=r"name those of your own by layers=\[...\]"):
+        dent.defend(own, defense)
+    defended = dent.defend(own, defense, layers=layers)
+    torch.testing.assert_close(defended(images), dent.defend(known, defense)(images))
+    assert not torch.equal(defended(images), own(images))
+    if isinstance(defended, dent.Dent):
+        assert "1 layers (OwnLayerNorm)" in repr(defended)
+        assert defended.affine(defended.adapt(images)).keys() == {"1.weight", "1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (["11"], "unknown layer of Sequential '11'"),
+        ([nn.GroupNorm], "expected layers of GroupNorm, got none in Sequential"),
+        (["2"], r"expected parameters `weight` and `bias`, or one of them, got none in '2' \(ReLU\)"),
+        ([nn.Conv2d(1, 1, 1)], "expected names or classes, got Conv2d"),
+    ],
+)
+def test_layers_that_cannot_be_adapted(layers: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        dent.defend(small(OwnLayerNorm(8)), layers=layers)

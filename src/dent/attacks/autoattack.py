@@ -59,6 +59,11 @@ class SuiteResult(AttackResult):
     attacks: dict[str, Tensor]  # (N,) bool: the inputs that each attack broke
     findings: tuple[Finding, ...]
 
+    def __repr__(self) -> str:
+        counts = {name: int(broken.sum()) for name, broken in self.attacks.items()}
+        asked = f"queries={self.queries}, gradients={self.gradients}"
+        return f"SuiteResult(n={len(self.broken)}, broken={int(self.broken.sum())}, {asked}, {counts})"
+
 
 def autoattack(
     model: Model,

@@ -32,6 +32,11 @@ class AttackResult:
     queries: int  # inputs that went forward through the model
     gradients: int  # inputs that went backward through the model
 
+    def __repr__(self) -> str:
+        kind, broken = type(self).__name__, int(self.success.sum())
+        counts = f"queries={self.queries}, gradients={self.gradients}"
+        return f"{kind}(n={len(self.success)}, broken={broken}, {counts})"
+
 
 def join_results(results: Sequence[AttackResult]) -> AttackResult:
     """Concatenate the rows of several batches, each with its answer in its own batch."""

@@ -16,7 +16,8 @@ from dent.defense import DEFENSES, Settings
 from dent.evaluation import SUITE_NOTES
 from dent.evaluation.attacks import ATTACKS
 from dent.models import list_models
-from dent.report.terminal import model_row, progress_bar
+from dent.names import lookup
+from dent.report.terminal import model_row, progress_bar, show_details, show_table
 from dent.training import RECIPE_NOTES, RECIPES, Recipe
 
 
@@ -32,6 +33,9 @@ class Listing(StrEnum):
 
 def list_(
     what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.defenses,
+    name: Annotated[
+        str | None, typer.Argument(help="Show all about this one (default: list all).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List defenses, settings of dent, models, data, recipes, suites or attacks by name."""
@@ -49,9 +53,17 @@ def list_(
         ],
     }
     rows = tables[what]()
-    if what is Listing.models and not as_json:
-        rows = [model_row(row) for row in rows]
-    show(rows, as_json, right=("parameters",))
+    if name is not None:
+        rows = [lookup(what.removesuffix("s"), name, {next(iter(row.values())): row for row in rows})]
+    if as_json:
+        show(rows, True)
+    elif name is not None:
+        show_details(model_row(rows[0]) if what is Listing.models else rows[0])
+    elif what is Listing.models:
+        show_table([{"model": row["name"], "what it is": row["summary"]} for row in rows], is_cut=True)
+        typer.echo("`dent list models NAME` shows what a model needs, and its accuracies.")
+    else:
+        show_table(rows)
 
 
 def data(

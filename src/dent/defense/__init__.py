@@ -11,10 +11,11 @@ from torch import nn
 
 from dent.defense.catalog import DEFENSES, make_defense_settings, replace_settings
 from dent.defense.defended import Adaptation, Defended, Method
-from dent.defense.dent.checks import LowDiversityWarning
-from dent.defense.dent.method import Dent, State, Trace
+from dent.defense.dent.checks import Layers, LowDiversityWarning
+from dent.defense.dent.method import Dent
 from dent.defense.dent.online import Online
 from dent.defense.dent.settings import PRESETS, Settings
+from dent.defense.dent.state import State, Trace
 from dent.defense.protocol import Defense, is_independent
 from dent.defense.text import parse_defense
 
@@ -68,6 +69,7 @@ def defend(
     compile: bool = False,
     channels_last: bool | None = None,
     chunk: int | None = None,
+    layers: Layers = (),
     **settings: Any,
 ) -> Dent | Online | Defended:
     """Return the model defended at test time, by a defense with any of its settings replaced.
@@ -76,6 +78,8 @@ def defend(
     defense: a name of `DEFENSES` (`dent list defenses` prints them), a text such as `dent+:steps=3` or
     `hedge:steps=5`, the same as a mapping ({"preset": "dent+", "steps": 3}), or settings.
     compile, channels_last, chunk: how to compute dent, as in `Dent`. They do not change the result.
+    layers: normalization layers of your own to adapt besides torch's, by class ([LayerNorm2d]) or by
+    name in the model (["stem.norm"]). Each needs parameters `weight` and `bias`, or one of them.
     settings: fields that replace those of the defense.
 
     >>> import torch
@@ -110,6 +114,8 @@ def defend(
             raise TypeError(
                 f"compile, channels_last and chunk: expected with dent alone, got with {made.name}"
             )
-        return Defended(model, made)
-    dent = Dent(model, made, name=name, compile=compile, channels_last=channels_last, chunk=chunk)
+        return Defended(model, made, layers=layers)
+    dent = Dent(
+        model, made, name=name, compile=compile, channels_last=channels_last, chunk=chunk, layers=layers
+    )
     return Online(dent) if made.continual else dent

@@ -20,12 +20,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dent.declared import Declared
 from dent.defense.dent.checks import (
+    Layers,
     affine_names,
     check_inputs,
     check_logits,
     check_model,
     check_shape,
-    is_normalization,
+    find_layers,
+    find_own_layers,
     needs_batch_statistics,
 )
 from dent.defense.dent.layers import AdaptableModel, Tensors
@@ -144,6 +146,10 @@ class Adaptation:
         """Return the same adaptation as a constant."""
         return Adaptation(tuple(one.detach() for one in self.variables), self.steps)
 
+    def __repr__(self) -> str:
+        shapes = [tuple(one.shape) for one in self.variables]
+        return f"Adaptation(updates={self.steps}, variables={shapes})"
+
 
 class Defended(nn.Module):
     """A model defended by a method at test time: inputs to logits, adapted to each batch.
@@ -157,16 +163,19 @@ class Defended(nn.Module):
     torch.Size([5, 10])
     """
 
-    def __init__(self, model: nn.Module, settings: Method) -> None:
+    def __init__(self, model: nn.Module, settings: Method, *, layers: Layers = ()) -> None:
         super().__init__()
         model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
+        self.layers = find_own_layers(model, layers)
         check_model(model, _STATIC)
-        _check_needs(model, settings)
+        _check_needs(model, settings, self.layers)
         self.model = model
         self.settings = settings
         self.training = False
         estimates = type(settings).estimate is not Method.estimate
-        self._net = AdaptableModel(model, test_share=settings.estimate if estimates else 0.0)
+        self._net = AdaptableModel(
+            model, test_share=settings.estimate if estimates else 0.0, layers=self.layers
+        )
 
     @property
     def name(self) -> str:
@@ -304,14 +313,14 @@ def _as_leaf(tensor: Tensor) -> Tensor:
     return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
 
-def _check_needs(model: nn.Module, method: Method) -> None:
+def _check_needs(model: nn.Module, method: Method, own: tuple[str, ...]) -> None:
     """Raise ValueError if the model lacks the layers that the method works on."""
-    layers, kind = [layer for layer in model.modules() if is_normalization(layer)], type(model).__name__
+    layers, kind = list(find_layers(model, own).values()), type(model).__name__
     if method.needs == "normalization" and not any(affine_names(layer) for layer in layers):
         raise ValueError(
             f"{method.name}: expected normalization layers with scale and shift (BatchNorm, GroupNorm, "
-            f"LayerNorm, InstanceNorm, RMSNorm), got none in {kind}; use a defense that moves the "
-            "inputs, such as energy"
+            f"LayerNorm, InstanceNorm, RMSNorm), got none in {kind}; name those of your own by "
+            "layers=[...], or use a defense that moves the inputs, such as energy"
         )
     if method.needs == "batch-norm":
         batch_norms = [layer for layer in layers if isinstance(layer, _BatchNorm)]

@@ -267,7 +267,7 @@ def digest_defense(defense: Any) -> str:
     so is its digest.
     """
     if isinstance(defense, Dent | Defended):
-        held = name_of(defense), repr(defense.settings), digest_model(defense.model)
+        held = name_of(defense), repr(defense.settings), digest_model(defense.model), *defense.layers
         return hashlib.sha256(describe(held)).hexdigest()
     digest = hashlib.sha256()
     for part in _describe_parts(defense, set()):

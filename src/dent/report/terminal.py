@@ -77,16 +77,40 @@ def show_claims(judgments: Sequence[Judgment]) -> None:
     _open_console(160).print(shown)
 
 
-def show_table(rows: Sequence[dict[str, Any]], *, right: Sequence[str] = (), title: str = "") -> None:
-    """Print rows as an aligned table. right: the columns that hold numbers."""
+def show_table(
+    rows: Sequence[dict[str, Any]],
+    *,
+    right: Sequence[str] = (),
+    title: str = "",
+    is_cut: bool = False,
+) -> None:
+    """Print rows as an aligned table.
+
+    right: the columns that hold numbers.
+    is_cut: print one line for each row; cut the last column where the terminal ends.
+    """
     table = RichTable(
         box=None, header_style="bold", pad_edge=False, title=title or None, title_justify="left"
     )
     for column in rows[0] if rows else ():
         justify = "right" if column in right else "left"
         table.add_column(column, overflow="fold", justify=justify)  # type: ignore[arg-type]
+    if is_cut and rows:
+        first, *_, last = table.columns
+        first.min_width = max(len(_format_cell(next(iter(row.values())))) for row in rows)
+        last.no_wrap, last.overflow = True, "ellipsis"
     for row in rows:
         table.add_row(*(Text(_format_cell(value)) for value in row.values()))
+    _open_console(FILE_WIDTH).print(table)
+
+
+def show_details(row: Mapping[str, Any]) -> None:
+    """Print one row as lines, each with the name of its column."""
+    table = RichTable(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for column, value in row.items():
+        table.add_row(column, Text(_format_cell(value)))
     _open_console(FILE_WIDTH).print(table)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from dent.defense.dent.settings import Settings
+from dent.names import lookup
+
+Layers = Iterable[str | type[nn.Module]]  # layers of a model, by class or by name in the model
 
 
 class LowDiversityWarning(UserWarning):
@@ -19,6 +24,39 @@ class LowDiversityWarning(UserWarning):
 
 def is_normalization(layer: nn.Module) -> bool:
     return isinstance(layer, (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm))
+
+
+def find_layers(model: nn.Module, own: Collection[str] = ()) -> dict[str, nn.Module]:
+    """Return the normalization layers of a model by name: torch's, and the user's own of these names."""
+    named = model.named_modules()
+    return {name: layer for name, layer in named if is_normalization(layer) or name in own}
+
+
+def find_own_layers(model: nn.Module, layers: Layers) -> tuple[str, ...]:
+    """Return the names of the user's own normalization layers. Raise if one cannot be adapted."""
+    if isinstance(layers, str | type):
+        layers = [layers]
+    if not isinstance(model, nn.Module):
+        return ()  # `check_model` says so
+    modules, kind, names = dict(model.named_modules()), type(model).__name__, []
+    for one in layers:
+        if isinstance(one, str):
+            lookup(f"layer of {kind}", one, modules)
+            found = [one]
+        elif isinstance(one, type):
+            found = [name for name, module in modules.items() if isinstance(module, one)]
+            if not found:
+                raise ValueError(f"layers: expected layers of {one.__name__}, got none in {kind}")
+        else:
+            raise TypeError(f"layers: expected names or classes, got {type(one).__name__}")
+        for name in found:
+            if not affine_names(modules[name]):
+                raise ValueError(
+                    f"layers: expected parameters `weight` and `bias`, or one of them, got none in "
+                    f"{name!r} ({type(modules[name]).__name__})"
+                )
+        names += found
+    return tuple(dict.fromkeys(names))
 
 
 def needs_batch_statistics(layer: nn.Module) -> bool:
@@ -31,8 +69,11 @@ def affine_names(layer: nn.Module) -> list[str]:
     return [name for name in ("weight", "bias") if layer._parameters.get(name) is not None]
 
 
-def check_model(model: nn.Module, settings: Settings) -> None:
-    """Raise, with the reason, if these settings cannot defend the model."""
+def check_model(model: nn.Module, settings: Settings, own: Collection[str] = ()) -> None:
+    """Raise, with the reason, if these settings cannot defend the model.
+
+    own: names of normalization layers of the user's own.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
@@ -52,12 +93,18 @@ def check_model(model: nn.Module, settings: Settings) -> None:
         values = (*module.parameters(False), *module.buffers(False))
         if any(isinstance(value, (UninitializedParameter, UninitializedBuffer)) for value in values):
             raise TypeError(f"{where} is not initialized yet; run the model once before defending it")
-    layers = [layer for layer in model.modules() if is_normalization(layer)]
+        if any(value.is_meta for value in values):
+            raise TypeError(
+                f"{where} has no weights, because it is on the device meta; call model.to_empty(...) "
+                "and load its weights before defending it"
+            )
+    layers = list(find_layers(model, own).values())
     if settings.affine != "off" and not any(affine_names(layer) for layer in layers):
         found = "have no affine parameters" if layers else "are missing"
         raise ValueError(
             f"nothing to adapt in {type(model).__name__}: normalization layers (BatchNorm, GroupNorm, "
-            f"LayerNorm, InstanceNorm, RMSNorm) {found}; use affine='off' with a blur"
+            f"LayerNorm, InstanceNorm, RMSNorm) {found}; name those of your own by layers=[...], or use "
+            "affine='off' with a blur"
         )
     batch_norms = [layer for layer in layers if isinstance(layer, _BatchNorm)]
     if settings.test_share > 0 and not batch_norms:
@@ -116,6 +163,32 @@ def check_shape(logits: object, inputs: Tensor, name: str) -> None:
             f"expected {name} to return logits ({len(inputs)}, classes), got {logits.dtype} of shape "
             f"{tuple(logits.shape)}"
         )
+    if logits.shape[1] < 2:
+        raise ValueError(
+            f"expected {name} to return logits of two or more classes, got one; add a logit of zero, so "
+            "that the softmax of both is the sigmoid of yours"
+        )
+
+
+@contextmanager
+def explain_failure(inputs: Tensor, model: nn.Module) -> Iterator[None]:
+    """Raise ValueError with what to do if a model fails on inputs of a wrong type or shape."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        types = {value.dtype for value in model.parameters() if value.is_floating_point()}
+        if types and inputs.dtype not in types:
+            expected = " or ".join(sorted(map(str, types)))
+            raise ValueError(
+                f"expected inputs of {expected}, as the parameters of {type(model).__name__}, got "
+                f"{inputs.dtype}; convert the inputs or the model"
+            ) from error
+        if inputs.dim() == 3 and any(isinstance(one, nn.Conv2d) for one in model.modules()):
+            raise ValueError(
+                f"expected a batch of images (N, C, H, W), got shape {tuple(inputs.shape)}; give a "
+                "single image as inputs[None]"
+            ) from error
+        raise
 
 
 def check_logits(logits: Tensor, name: str) -> None:

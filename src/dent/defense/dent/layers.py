@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dent.defense.dent.checks import affine_names, check_shape, is_normalization
+from dent.defense.dent.checks import affine_names, check_shape, explain_failure, find_layers
 
 Tensors = dict[str, Tensor]
 # From what enters a BatchNorm layer (N, C, ...), its mean and its variance of training to those it uses.
@@ -39,6 +39,7 @@ class AdaptableModel:
     test_share: weight of the test batch in the BatchNorm statistics; 0 uses those of training. A
     function estimates them instead.
     compile, channels_last: as in `Dent`.
+    layers: names of normalization layers of the user's own, which are adapted too.
     """
 
     def __init__(
@@ -48,15 +49,16 @@ class AdaptableModel:
         test_share: float | Estimate = 0.0,
         compile: bool = False,
         channels_last: bool | None = None,
+        layers: tuple[str, ...] = (),
     ) -> None:
         self.model = model
+        self.layers = layers
         self.test_share = test_share
         self.compile = compile
         self.channels_last = channels_last
         self.affine_names = [
             f"{name}.{one}".lstrip(".")
-            for name, layer in model.named_modules()
-            if is_normalization(layer)
+            for name, layer in find_layers(model, layers).items()
             for one in affine_names(layer)
         ]
         self._compiled_for: set[torch.Size] = set()
@@ -81,7 +83,7 @@ class AdaptableModel:
                     "compiling for inputs of shape %s; this call can take a minute, later ones are fast",
                     tuple(inputs.shape),
                 )
-        with self._borrow() as net:
+        with explain_failure(inputs, self.model), self._borrow() as net:
             logits: Tensor = call(net, self.add_delta(tensors, delta), (inputs,), tie_weights=False)
         check_shape(logits, inputs, type(self.model).__name__)
         return logits
@@ -162,9 +164,8 @@ class AdaptableModel:
 
     def _build(self) -> nn.Module:
         net = _copy_structure(self.model).eval()
-        for name, layer in net.named_modules():
-            if is_normalization(layer):
-                _make_adaptable(name, layer, self.test_share)
+        for name, layer in find_layers(net, self.layers).items():
+            _make_adaptable(name, layer, self.test_share)
         for module in net.modules():  # keep no tensor alive that the model may replace
             for values in (module._parameters, module._buffers):
                 values.update(dict.fromkeys(values))
@@ -292,7 +293,7 @@ def _get_statistics(layer: Any, x: Tensor, test_share: float | Estimate) -> tupl
 
 
 def _other_norm(layer: Any, name: str, dims: dict[str, int], x: Tensor) -> Tensor:
-    """GroupNorm, LayerNorm, InstanceNorm, RMSNorm: no input sees another, so only Delta matters."""
+    """GroupNorm, LayerNorm, InstanceNorm, RMSNorm, a user's own: only Delta matters."""
     forward = type(layer).forward
     rows = {one: getattr(layer, one) for one in dims}
     if all(value.dim() == dims[one] for one, value in rows.items()):

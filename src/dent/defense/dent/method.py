@@ -7,7 +7,6 @@ predicts. What makes it fast and leaves the model alone is in `layers.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import repeat
 from typing import Any
@@ -18,17 +17,20 @@ from torch.autograd.function import once_differentiable
 
 from dent.defense.dent.blur import bound_blur, get_deviations, make_blur, smooth
 from dent.defense.dent.checks import (
+    Layers,
     affine_names,
     check_chunk,
     check_inputs,
     check_logits,
     check_model,
-    is_normalization,
+    find_layers,
+    find_own_layers,
     warn_of_low_diversity,
 )
-from dent.defense.dent.descent import OBJECTIVES, OPTIMIZERS, Moments, entropy
+from dent.defense.dent.descent import OBJECTIVES, OPTIMIZERS
 from dent.defense.dent.layers import AdaptableModel, Tensors
 from dent.defense.dent.settings import Gradient, Settings
+from dent.defense.dent.state import State, Trace
 from dent.defense.protocol import read_independence
 
 # For each of "delta" and "blur" that is adapted: its value, then the moments of the optimizer.
@@ -77,44 +79,6 @@ def minimize_entropy(
         yield torch.cat(seen), variables
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The steps of an adaptation, for plots. No field has a gradient.
-
-    logits: (steps, N, classes), seen before each update.
-    delta: (steps + 1, 1 or N), the L2 norm of Delta before the first and after each update.
-    sigma: (steps + 1, 1 or N, 2), standard deviations of the smoothing along y and x, in pixels.
-    """
-
-    logits: Tensor
-    delta: Tensor
-    sigma: Tensor
-
-    @property
-    def entropy(self) -> Tensor:
-        """Entropy (steps, N) before each update, in nats."""
-        return entropy(self.logits.flatten(0, 1)).view(self.logits.shape[:2])
-
-
-@dataclass(frozen=True)
-class State:
-    """What a defense has learned from a batch: a value, never changed, that `predict` takes.
-
-    delta: (1 or N, parameters), added to the scales and shifts of the model, or None.
-    blur: (1 or N, 1 to 3), the parameters of the smoothing (see `blur.py`), or None.
-    moments: what the optimizer remembers of delta and of blur, to continue from here.
-    steps: number of updates that led here.
-    statistics: mean and variance of each BatchNorm layer, by name, if they were frozen, else None.
-    """
-
-    delta: Tensor | None
-    blur: Tensor | None
-    moments: dict[str, Moments]
-    steps: int
-    trace: Trace
-    statistics: Tensors | None = None
-
-
 class Dent(nn.Module):
     """A model defended at test time: inputs to logits, adapted to each batch.
 
@@ -126,6 +90,7 @@ class Dent(nn.Module):
     faster, for models that accept it.
     chunk: take at most this many inputs at a time through an update. The updates are the same and need
     less memory. Not possible if the inputs of a batch see one another.
+    layers: normalization layers of your own to adapt besides torch's, by class or by name in the model.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
     >>> defended = Dent(model, Settings(steps=2))
@@ -142,10 +107,12 @@ class Dent(nn.Module):
         compile: bool = False,
         channels_last: bool | None = None,
         chunk: int | None = None,
+        layers: Layers = (),
     ) -> None:
         super().__init__()
         model = getattr(model, "_orig_mod", model)  # what torch.compile wrapped
-        check_model(model, settings)
+        self.layers = find_own_layers(model, layers)
+        check_model(model, settings, self.layers)
         check_chunk(chunk, model, settings)
         self.model = model
         self.settings = settings
@@ -153,8 +120,9 @@ class Dent(nn.Module):
         self.chunk = chunk
         self.training = False
         self._net = AdaptableModel(
-            model, test_share=settings.test_share, compile=compile, channels_last=channels_last
-        )
+            model, test_share=settings.test_share, compile=compile, channels_last=channels_last,
+            layers=self.layers,
+        )  # fmt: skip
         self._has_warned = False
 
     @property
@@ -220,7 +188,8 @@ class Dent(nn.Module):
             seen = torch.stack(logits) if logits else inputs.new_empty(0, len(inputs), 0)
             moments = {name: group[1:] for name, group in variables.items()}
             blur, trace = fixed_blur if blur is None else blur, Trace(seen, norms, deviations)
-            return State(delta, blur, moments, done + steps, trace, statistics)
+            layers = len({name.rpartition(".")[0] for name in self._net.affine_names})
+            return State(delta, blur, moments, done + steps, trace, statistics, layers)
 
     def predict(self, inputs: Tensor, state: State) -> Tensor:
         """Return the logits of the model as adapted in `state`: a static model.
@@ -265,7 +234,7 @@ class Dent(nn.Module):
 
     def __repr__(self) -> str:
         s, model = self.settings, self.model
-        layers = [layer for layer in model.modules() if is_normalization(layer) and affine_names(layer)]
+        layers = [one for one in find_layers(model, self.layers).values() if affine_names(one)]
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         count = sum(getattr(layer, name).numel() for layer in layers for name in affine_names(layer))
         total = sum(p.numel() for p in model.parameters())

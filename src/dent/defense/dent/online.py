@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dent.defense.dent.method import Dent, State
+from dent.defense.dent.method import Dent
 from dent.defense.dent.settings import Settings
+from dent.defense.dent.state import State
 
 
 class Online(nn.Module):
