@@ -5,18 +5,24 @@ BIN := .venv/bin
 # Without PASSIVE, threads that wait for work keep a busy machine's cores from doing it.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test test-browser test-slow lint bench bench-attacks bench-scaling clean
+.PHONY: setup demo test test-browser test-slow lint wheel bench bench-attacks bench-scaling clean
 
 setup: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+# What users get by `pip install`; the demo needs no more.
+.venv/usable: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# And what tests, lint and types need.
+.venv/installed: .venv/usable
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	@# Its architectures are compared with ours; what it depends on is not needed for that.
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps robustbench
 	touch $@
 
-demo: setup
+demo: .venv/usable
 	$(BIN)/dent evaluate --out runs/demo
 
 # A process for each core, each with one thread: small tensors gain nothing from more.
@@ -37,6 +43,13 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# A wheel and a source archive in dist/, with the shipped weights and images.
+wheel: .venv/usable
+	rm -rf dist
+	$(BIN)/pip install --quiet build
+	$(BIN)/python -m build --outdir dist .
+	test -z "$$(find dist -size +45M)"
+
 bench: setup
 	$(BIN)/python benchmarks/defense.py --json benchmarks/defense.json
 
@@ -47,4 +60,4 @@ bench-attacks: setup
 	$(BIN)/python benchmarks/attacks.py --json benchmarks/attacks.json
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

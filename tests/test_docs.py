@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+import dent
 from dent.evaluation import Evaluation, read_evaluation
 from dent.evaluation.spec import format_eps
 from dent.paper.claims import judge_claims
@@ -39,6 +42,32 @@ def test_make_targets_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
         assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets
+
+
+def test_the_readme_lists_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = re.findall(
+        r"^\| (`.*?`) \|", PAGES[0].read_text().partition("## Ten lines")[0], re.MULTILINE
+    )
+    assert set(re.findall(r"`(\w+)`", " ".join(table))) == extras.keys() - {"test", "lint"}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == dent.__version__
+    versions = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == dent.__version__
+
+
+def test_the_demo_is_set_up_without_what_tests_need() -> None:
+    planned = subprocess.run(
+        ["make", "--dry-run", "--always-make", "demo"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    ).stdout
+    (install,) = [line for line in planned.splitlines() if "pip install" in line]
+    assert install.endswith("--editable .")
 
 
 def run_example(name: str, *arguments: str, cwd: Path) -> str:
