@@ -183,6 +183,33 @@ def test_what_one_engine_began_the_other_finishes(
     assert files(tmp_path / "run") == unbroken
 
 
+@pytest.fixture(scope="module")
+def converged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process finds with doubled budgets."""
+    folder = tmp_path_factory.mktemp("converged")
+    assert run(folder, Reader(folder), converge=True, eps=0.03).complete
+    return files(folder)
+
+
+@pytest.mark.parametrize("first", ["here", "ray"])
+@pytest.mark.parametrize("during", ["apgd-ce", "(x2)"])
+def test_doublings_are_the_same_on_either_engine(
+    started: None, tmp_path: Path, reader: Reader, converged: dict[str, Any], first: str, during: str
+) -> None:
+    assert any("x2" in name for name in converged)
+    settings: dict[str, Any] = {"converge": True, "eps": 0.03}
+
+    def stop(done: UnitResult) -> None:
+        if during in done.unit.attack:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        run(tmp_path / "run", reader, engine=first, on_unit=stop, **settings)
+    second = {"here": "ray", "ray": "here"}[first]
+    assert run(tmp_path / "run", reader, engine=second, **settings).complete
+    assert files(tmp_path / "run") == converged
+
+
 @pytest.mark.parametrize("by", ["itself", "another"])
 def test_a_worker_that_is_killed_at_its_work(
     started: None, tmp_path: Path, unbroken: dict[str, Any], by: str

@@ -23,6 +23,11 @@ from dent.evaluation.execute import Task, execute_task
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import UnitResult
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "quick": {"suite": "quick"},
+    "standard": {"suite": "standard"},
+    "converging": {"attacks": ["apgd-ce", "fpa:rounds=2"], "converge": True},
+}
 STARTS = "starts"
 REPORTS = ("report.md", "results.json", "results.csv")
 SLOWLY = 0.004  # a file system that takes its time, so that many of the moments are in the middle of it
@@ -65,7 +70,7 @@ class Halting(io.BufferedWriter):
         return half + super().write(bytes(content)[half:])
 
 
-def attempt(folder: Path, suite: str, event: Callable[[str], None]) -> None:
+def attempt(folder: Path, name: str, event: Callable[[str], None]) -> None:
     """A run which says what it does: a unit that starts, and each step to the file of its outcome."""
     fsync, replace, path_open = os.fsync, os.replace, Path.open
 
@@ -97,7 +102,7 @@ def attempt(folder: Path, suite: str, event: Callable[[str], None]) -> None:
     execute.__dict__["execute_task"] = performed
     os.fsync, os.replace, Path.open = synced, replaced, opened  # type: ignore[assignment,method-assign]
     event("begun")
-    evaluated(folder, suite=suite)
+    evaluated(folder, **SETTINGS[name])
 
 
 def die_at(moment: Moment, said: int) -> Callable[[str], None]:
@@ -113,13 +118,13 @@ def die_at(moment: Moment, said: int) -> Callable[[str], None]:
     return event
 
 
-def killed(folder: Path, suite: str, moment: Moment) -> tuple[str, int] | None:
+def killed(folder: Path, name: str, moment: Moment) -> tuple[str, int] | None:
     """A run that is killed: the last that it said, and its process. None if it came to its end."""
     heard, said = os.pipe()
     if (pid := os.fork()) == 0:
         os.close(heard)
         try:
-            attempt(folder, suite, die_at(moment, said))
+            attempt(folder, name, die_at(moment, said))
         except BaseException as error:
             print(repr(error), file=sys.stderr, flush=True)
             os._exit(1)
@@ -148,18 +153,18 @@ def last_started(folder: Path, pid: int) -> list[str]:
     return [line.split()[1] for line in lines if line.startswith(f"{pid} ")][-1:]
 
 
-def kill_often(folder: Path, suite: str) -> dict[str, Any]:
+def kill_often(folder: Path, name: str) -> dict[str, Any]:
     """Kill a run at every moment, then let it finish; in a process of its own, which forks."""
     torch.set_num_threads(1)  # no threads, which a fork would lose
     places, lost = [], []
     for moment in moments(seed=0):
-        found = killed(folder, suite, moment) or killed(folder, suite, Moment("begun"))
+        found = killed(folder, name, moment) or killed(folder, name, Moment("begun"))
         assert found
         places.append(found[0])
         lost += [
             unit for unit in last_started(folder, found[1]) if not (folder / "units" / unit).exists()
         ]
-    complete = killed(folder, suite, Moment("never")) is None
+    complete = killed(folder, name, Moment("never")) is None
     return {"places": places, "lost": lost, "complete": complete}
 
 
@@ -171,14 +176,15 @@ print(json.dumps(kill_often(Path(sys.argv[1]), sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize("suite", ["quick", "standard"])
-def test_a_kill_at_any_moment_changes_nothing(tmp_path: Path, suite: str) -> None:
-    with python(KILL_OFTEN, tmp_path / "killed", suite) as process:
-        assert evaluated(tmp_path / "unbroken", suite=suite).complete
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_kill_at_any_moment_changes_nothing(tmp_path: Path, name: str) -> None:
+    with python(KILL_OFTEN, tmp_path / "killed", name) as process:
+        assert evaluated(tmp_path / "unbroken", **SETTINGS[name]).complete
         found = answer(process)
     assert found["complete"]
     unbroken = kept(tmp_path / "unbroken")
     assert kept(tmp_path / "killed") == unbroken
+    assert any("x2" in file for file in unbroken) is (name == "converging")
     assert not list((tmp_path / "killed").rglob("*.part"))
 
     # The moments were of every kind.

@@ -78,6 +78,7 @@ class Attack:
     span: number of batches that it takes at a time.
     least: number of inputs that it needs; smaller batches are left out.
     is_free: what it perturbs may leave the ball, but not [0, 1].
+    budget: the option that `--converge` doubles. If it has no such option, it is never doubled.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Attack:
     span: int = 1
     least: int = 1
     is_free: bool = False
+    budget: str = "steps"
 
     @cached_property
     def schema(self) -> type[Declared]:
@@ -103,6 +105,15 @@ class Attack:
     def read_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that were given, checked; raise an error that lists every fault."""
         return self.schema(**given).model_dump(exclude_unset=True)
+
+    def multiply_budget(self, given: Mapping[str, Any], times: int) -> dict[str, Any]:
+        """Return the options with a multiple of the budget, which was at least 1.
+
+        >>> ATTACKS["square"].multiply_budget({"restarts": 2}, 4)
+        {'restarts': 2, 'queries': 20000}
+        """
+        value = given.get(self.budget, self.options[self.budget][1])
+        return dict(given) | {self.budget: times * max(value, 1)}
 
     def count_forwards(self, forwards: Forwards, given: Mapping[str, Any]) -> float:
         """Return the cost for each input, with defaults for the options that were not given."""
@@ -178,15 +189,20 @@ def _surround(f: Forwards, o: dict[str, Any]) -> float:
 # The table
 
 
-def _direct(name: str, attack: Run, options: Options, cost: Cost, note: str) -> Attack:
-    return Attack(name, "direct", partial(attack_model, attack), options, cost, note)
+def _direct(
+    name: str, attack: Run, options: Options, cost: Cost, note: str, *, budget: str = "steps"
+) -> Attack:
+    run = partial(attack_model, attack)
+    return Attack(name, "direct", run, options, cost, note, budget=budget)
 
 
 def _adaptive(
     name: str, run: Run, options: Options, cost: Cost, note: str, *,
-    needs_updates: bool = True, needs: tuple[str, ...] = (),
+    needs_updates: bool = True, needs: tuple[str, ...] = (), budget: str = "steps",
 ) -> Attack:  # fmt: skip
-    return Attack(name, "adaptive", run, options, cost, note, needs_updates, needs)
+    return Attack(
+        name, "adaptive", run, options, cost, note, needs_updates, needs, budget=budget
+    )  # fmt: skip
 
 
 ATTACKS: dict[str, Attack] = {
@@ -218,7 +234,7 @@ ATTACKS: dict[str, Attack] = {
         _direct(
             "square", DIRECT["square"], {"queries": (Count, 5000), "restarts": (Count, 1)},
             lambda f, o: (o["queries"] + 1) * o["restarts"] * f.answer + f.asked,
-            "random squares, without gradients",
+            "random squares, without gradients", budget="queries",
         ),
         _adaptive(
             "denying updates", partial(attack_static, adaptive.denying_updates),
@@ -236,7 +252,7 @@ ATTACKS: dict[str, Attack] = {
         _adaptive(
             "fpa", partial(attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),
             "fixed point: attack the model as adapted to the last attack", needs_updates=False,
-            needs=("steps",),
+            needs=("steps",), budget="rounds",  # of GMSA, twice the rounds would cost four times as much
         ),
         _adaptive(
             "gmsa-avg", partial(attack_defense, adaptive.gmsa_avg), ROUNDS, _iterate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dent.data import Dataset, from_arrays, take_first
+from dent.evaluation.converge import list_rounds
 from dent.evaluation.defenses import is_defended, name_defenses
 from dent.evaluation.digests import digest_data
 from dent.evaluation.execute import Engine, LocalEngine, Task
@@ -106,15 +107,19 @@ def run_evaluation(
         plan = make_plan(sources)
         about = describe_run(sources, plan, progress)
         store.begin(about)
-        tallies = make_tallies(plan)
-        for result in store.read(plan.units(), tidy=True):
-            tallies[result.unit.cell].add(result)
-        todo = {unit for unit in plan.units() if not tallies[unit.cell].has(unit)}
-        if todo:
-            with start_engine(
-                engine, sources, threads=threads, workers=workers, address=ray_address
-            ) as working:
-                for result in run_units(plan, tallies, working, todo, progress):
+        tallies, others = make_tallies(plan), list(plan.largest.units())
+        with ExitStack() as stack:
+            working: Engine | None = None
+            for planned, units in list_rounds(plan, tallies):
+                for result in store.read(units, others=others, tidy=True):
+                    tallies[result.unit.cell].add(result)
+                todo = {unit for unit in units if not tallies[unit.cell].has(unit)}
+                if not todo:
+                    continue
+                working = working or stack.enter_context(
+                    start_engine(engine, sources, threads=threads, workers=workers, address=ray_address)
+                )
+                for result in run_units(planned, tallies, working, todo, progress):
                     store.write(result)
                     if on_unit:
                         on_unit(result)
@@ -213,11 +218,12 @@ def _load_tallies(folder: Path) -> tuple[dict[str, Any], dict[Cell, Tally]]:
     about = read_run(folder)
     try:
         plan = Plan.from_json(about["plan"])
-        tallies = make_tallies(plan)
+        tallies, others = make_tallies(plan), list(plan.largest.units())
     except (KeyError, TypeError) as error:
         raise ValueError(f"{folder / RUN} is not of a run ({type(error).__name__}: {error})") from error
-    for result in Store(folder).read(plan.units()):
-        tallies[result.unit.cell].add(result)
+    for _, units in list_rounds(plan, tallies):
+        for result in Store(folder).read(units, others=others):
+            tallies[result.unit.cell].add(result)
     return about, tallies
 
 

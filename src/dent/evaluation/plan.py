@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ WHOLE = -1  # the batch of a unit that takes all points at once
 FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
 BATTLE_STEPS = 10  # steps of the attack that `BATTLE` records
 ANSWERS_ABOUT = 16  # number of answers that `ABOUT` asks of the model
+DOUBLINGS = "doublings, at most"  # all doublings of a cell, in estimates
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,16 @@ def count_batches(attack: str) -> int:
     return 1 if attack in SPECIAL else find_attack(attack).span
 
 
+def name_multiple(attack: str, times: int) -> str:
+    """Return the name of an attack with a multiple of its budget.
+
+    >>> name_multiple("apgd-ce", 2), name_multiple("fpa (long)", 4)
+    ('apgd-ce (x2)', 'fpa (long, x4)')
+    """
+    name, _, variant = attack.partition(" (")
+    return f"{name} ({variant.removesuffix(')')}{', ' if variant else ''}x{times})"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The cells of a run with their attacks, and its batches.
@@ -84,6 +95,7 @@ class Plan:
     independent: whether no answer of a cell depends on the rest of its batch.
     randomized: whether the answers of a cell are random.
     exhaustive: attack also inputs that an earlier attack has broken.
+    doublings: how often budgets may be doubled after these attacks; see `converge.py`.
     """
 
     attacks: Mapping[Cell, Suite]
@@ -93,6 +105,7 @@ class Plan:
     randomized: Mapping[Cell, bool]
     not_run: Mapping[Cell, Mapping[str, str]]
     exhaustive: bool = False
+    doublings: int = 0
     n: int
     batch_size: int
     seed: int
@@ -168,6 +181,41 @@ class Plan:
         options = self.options(unit)
         return size * sum(find_attack(name).count_forwards(cost, options) for name in names)
 
+    def cost(self, cell: Cell, attack: str) -> float:
+        """Return about how many forwards of the static model an attack takes for each input, at most."""
+        unit = Unit(cell, self.batches(attack)[0], attack)
+        return self.forwards(unit) / self._size(unit.batch, attack)
+
+    def list_doubled(self, cell: Cell) -> list[str]:
+        """Return the attacks of a cell that count for its worst case and have a budget to double."""
+        attacks = {name: find_attack(name) for name in self.attacks[cell] if name not in SPECIAL}
+        return [
+            name for name, one in attacks.items() if one.kind != "scenario" and one.budget in one.options
+        ]
+
+    def double(self, chosen: Mapping[Cell, Iterable[str]], doubling: int) -> Plan:
+        """Return the plan with these attacks once more, their budget doubled so many times."""
+        times, attacks = 2**doubling, {cell: dict(suite) for cell, suite in self.attacks.items()}
+        for cell, names in chosen.items():
+            files = {slugify(name.lower()) for name in attacks[cell]}
+            for name in names:
+                new = name_multiple(name, times)
+                if slugify(new.lower()) in files:
+                    raise ValueError(
+                        f"expected another name than {new}, which is that of {name} with {times} times "
+                        "its budget; rename it, or ask for no convergence"
+                    )
+                attacks[cell][new] = find_attack(name).multiply_budget(self.attacks[cell][name], times)
+        return replace(self, attacks=attacks)
+
+    @cached_property
+    def largest(self) -> Plan:
+        """Return the plan with every doubling that results may call for."""
+        plan, chosen = self, {cell: self.list_doubled(cell) for cell in self.attacks}
+        for doubling in range(1, self.doublings + 1):
+            plan = plan.double(chosen, doubling)
+        return plan
+
     def _size(self, batch: int, attack: str) -> int:
         """Return the number of inputs of a unit."""
         if batch == WHOLE:
@@ -184,7 +232,7 @@ class Plan:
             }
             for cell, attacks in self.attacks.items()
         ]
-        plain = ("n", "batch_size", "seed", "exhaustive")
+        plain = ("n", "batch_size", "seed", "exhaustive", "doublings")
         return {name: getattr(self, name) for name in plain} | {"cells": cells}
 
     @classmethod
@@ -293,6 +341,7 @@ def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
             for cell, one in facts.items()
         },
         exhaustive=evaluation.exhaustive,
+        doublings=evaluation.most_doublings,
         n=n,
         batch_size=evaluation.batch_size,
         seed=evaluation.seed,
@@ -315,8 +364,9 @@ def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
     inputs, _ = sources.read(sources.batches()[0])
     speed = {name: time_forward(sources.model(name), inputs) for name in sources.evaluation.models}
     groups: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
-    for unit in plan.units():
-        groups[unit.cell, unit.attack].append(plan.forwards(unit))
+    for unit in plan.largest.units():
+        name = unit.attack if unit.attack in plan.attacks[unit.cell] else DOUBLINGS
+        groups[unit.cell, name].append(plan.largest.forwards(unit))
     return [
         Estimate(cell, attack, len(each), sum(each), sum(each) * speed[cell.model])
         for (cell, attack), each in groups.items()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dent.evaluation.compare import Paired
+from dent.evaluation.converge import Convergence
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import explain_full_disk
 from dent.intervals import wilson
@@ -123,6 +124,7 @@ class CellResult:
     gap: float | None = None  # claimed minus worst, in percentage points, on the points of both
     scenarios: dict[str, Score] = field(default_factory=dict)  # other batches, or a part of them
     alone: dict[str, int] | None = None  # number of points that no other attack breaks
+    convergence: Convergence | None = None  # of the worst case; None without attacks
     cost: Cost | None = None
     findings: tuple[dict[str, Any], ...] = ()  # name, message, figures
     versus_static: Paired | None = None  # the worst case (second) beside the static model's (first)
@@ -195,6 +197,7 @@ class CellResult:
             "versus_static": self.versus_static.to_json() if self.versus_static else None,
             "attacks": attacks,
             "scenarios": {name: score.to_json() for name, score in self.scenarios.items()},
+            "convergence": self.convergence.to_json() if self.convergence else None,
             "cost": self.cost.to_json() if self.cost else None,
             "findings": list(self.findings),
             "missing": [str(one) for one in self.missing],
@@ -229,10 +232,13 @@ class Results:
         `model`, `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and
         `protocol`; `attacks` and `scenarios`, scores by name; `cumulative`; `independent`;
         `randomized`; `majority`, the scores `natural`, `direct` and `worst` by majority; `batches`;
-        `gap`; `versus_static`; `cost`; `findings`; `missing`; `not_run`, the attacks that
+        `gap`; `versus_static`; `convergence`; `cost`; `findings`; `missing`; `not_run`, the attacks that
         the defense does not allow, each with the reason. A score has `correct`, `n`, `percent`,
         `low` and `high`; that of an attack also has its `kind`, and as `alone` the number of points
-        that it alone breaks. `p` is None where too few batches support one, and `why_no_p` says so.
+        that it alone breaks. `convergence` has `converged`, the number of `doublings`, what the last of
+        them changed (`change`, a number of points), the most points that one attack breaks `alone`, and
+        the `trace` of the worst case over the cost of the attacks. `p` is None where too few batches
+        support one, and `why_no_p` says so.
 
         points: also return the verdicts, a digit for each index, in the worst case and naturally.
         """

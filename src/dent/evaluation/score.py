@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dent.attacks.findings import Finding, detect_stronger_square
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.compare import pair_points
+from dent.evaluation.converge import count_alone, find_all_broken, judge_convergence
 from dent.evaluation.plan import Plan, Unit
 from dent.evaluation.results import CellResult, Cost, MajorityScores, MissingUnit, Results, Score
 from dent.evaluation.spec import Cell
@@ -38,6 +39,9 @@ class Tally:
     cumulative: each attack got only what the attacks before it left standing.
     randomized: the answers are random, and `majority` has verdicts of the majority of submissions.
     not_run: attacks that the defense does not allow to run, with the reason.
+    costs: forwards of the static model for each input, by attack; see `Plan.cost`.
+    rounds: attacks that count for the worst case, each with the one that it repeats at a larger budget;
+        first the suite itself.
     """
 
     def __init__(
@@ -51,8 +55,10 @@ class Tally:
         independent: bool,
         randomized: bool = False,
         not_run: Mapping[str, str] | None = None,
+        costs: Mapping[str, float] | None = None,
     ) -> None:
-        self.cell, self.batches, self.planned, self.kinds = cell, batches, planned, kinds
+        self.cell, self.batches = cell, batches
+        self.planned, self.kinds, self.costs = dict(planned), dict(kinds), dict(costs or {})
         self.cumulative, self.independent, self.randomized = cumulative, independent, randomized
         self.not_run = dict(not_run or {})
         self.sizes = [len(batch) for batch in batches]
@@ -63,11 +69,24 @@ class Tally:
         self.majority = {attack: np.zeros_like(self.all_points) for attack in judging}
         self.given = {attack: np.zeros_like(self.all_points) for attack in judging}
         self.there = {attack: np.zeros(len(batches), bool) for attack in judging}
+        self.rounds = [{attack: attack for attack in judging if attack != NATURAL}]
         self.scenarios: dict[str, dict[int, Outcome]] = {name: {} for name in self.of_kind("scenario")}
         self.protocol: Points = {}
         self.about: UnitResult | None = None
         self.battle: dict[str, Any] | None = None
         self.errors: dict[tuple[str, int], str] = {}
+
+    def add_round(self, attacks: Mapping[str, str], costs: Mapping[str, float] | None = None) -> None:
+        """Make room for attacks with a larger budget, each with the one that it repeats.
+
+        Where one of them is not done, it counts as if it had broken nothing.
+        """
+        for name, base in attacks.items():
+            self.planned[name], self.kinds[name] = self.planned[base], self.kinds[base]
+            self.correct[name], self.majority[name] = self.all_points.copy(), self.all_points.copy()
+            self.given[name], self.there[name] = ~self.all_points, np.zeros(len(self.batches), bool)
+        self.costs |= costs or {}
+        self.rounds.append(dict(attacks))
 
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the attacks of these kinds, in order."""
@@ -156,8 +175,13 @@ class Tally:
         )
 
     def find_judged(self, attacks: Iterable[str]) -> tuple[Bits, Bits]:
-        """Return the batches, and the points, that all these attacks judged; none without attacks."""
-        names, none = list(attacks), np.zeros(len(self.batches), bool)
+        """Return the batches, and the points, that all these attacks judged; none without attacks.
+
+        Among attacks of the suite, those of later rounds are not asked.
+        """
+        asked, none = list(attacks), np.zeros(len(self.batches), bool)
+        later = {name for attacks in self.rounds[1:] for name in attacks}
+        names = [name for name in asked if name not in later] or asked
         batches = np.all([self.there[name] for name in names], axis=0) if names else none
         return batches, np.repeat(batches, self.sizes)
 
@@ -220,6 +244,7 @@ def make_tallies(plan: Plan) -> dict[Cell, Tally]:
             cumulative=plan.is_chained(cell), independent=plan.independent[cell],
             randomized=plan.randomized[cell],
             not_run=plan.not_run.get(cell),
+            costs={name: plan.cost(cell, name) for name in attacks if plan.batches(name)},
         )
         for cell, attacks in plan.attacks.items()
     }  # fmt: skip
@@ -254,7 +279,8 @@ def score_cell(tally: Tally) -> CellResult:
     scores = {}
     for name in tally.of_kind("direct", "adaptive"):
         names = tally.list_up_to(name)
-        scores[name] = _score(tally.find_correct(names)[tally.find_judged(names)[1]])
+        judged = tally.find_judged(names)[1] & tally.find_judged([name])[1]
+        scores[name] = _score(tally.find_correct(names)[judged])
     result = CellResult(
         cell=tally.cell,
         natural=_score(natural[points_natural]),
@@ -269,9 +295,10 @@ def score_cell(tally: Tally) -> CellResult:
             for name, done in tally.scenarios.items()
             if done
         },
-        alone=None if tally.cumulative else _count_alone(tally, points),
+        alone=None if tally.cumulative else count_alone(find_all_broken(tally, points)),
         cost=_read_cost(tally),
         findings=tuple(_list_findings(tally, direct & ~worst & points, points, points_direct)),
+        convergence=judge_convergence(tally),
         missing=tally.list_missing(),
         not_run=tally.not_run,
         kinds={name: kind for name, kind in tally.kinds.items() if kind != "scenario"},
@@ -316,17 +343,6 @@ def collect_points(tally: Tally) -> dict[str, Points]:
     return points | {"direct": tally.to_points(tally.find_direct(), direct), "worst": collect(every)}
 
 
-def _count_alone(tally: Tally, where: Bits) -> dict[str, int]:
-    """Count, for each attack, the points that no other attack breaks."""
-    names = tally.of_kind("direct", "adaptive")
-    if not names:
-        return {}
-    where = where & tally.correct.get(NATURAL, tally.all_points)
-    broken = np.stack([tally.find_broken(name) & where for name in names])
-    once = broken.sum(0) == 1
-    return {name: int((bits & once).sum()) for name, bits in zip(names, broken, strict=True)}
-
-
 def _read_cost(tally: Tally) -> Cost | None:
     if tally.about is None or tally.about.outcome is None:
         return None
@@ -353,7 +369,7 @@ def _list_findings(
 
 
 def _find_stronger_square(tally: Tally, where: Bits) -> Finding | None:
-    names = tally.of_kind("direct")
+    names = [name for name in tally.of_kind("direct") if name in tally.rounds[0]]
     if tally.cumulative and "square" in names and names[-1] != "square":
         return None  # the attacks after it had no chance at what it broke
     natural = tally.correct.get(NATURAL, tally.all_points)

@@ -173,6 +173,12 @@ class Evaluation(Declared):
         description="Also run the reference AutoAttack as the paper did (extra: reference; default: in "
         "the suite full).",
     )
+    converge: bool | None = Field(
+        None,
+        description="After the suite, double the budget of attacks that still gain, until this changes "
+        "the worst case by less than half a point (default: only with the suite full).",
+    )
+    doublings: int = Field(2, description="Largest number of doublings with --converge.", ge=1)
     exhaustive: bool = Field(False, description="Attack also inputs that an earlier attack has broken.")
     battle: bool = Field(True, description="Also record an attack step by step, for the report.")
     seed: int = Field(0, description="Seed of the batches and of every attack.", ge=0)
@@ -209,6 +215,12 @@ class Evaluation(Declared):
         in_suite = self.suite == "full" and not self.attacks
         return in_suite if self.protocol is None else self.protocol
 
+    @property
+    def most_doublings(self) -> int:
+        """Return how often budgets may be doubled: never without `converge`."""
+        is_full = self.suite == "full" and not self.attacks
+        return self.doublings if (is_full if self.converge is None else self.converge) else 0
+
     def find_attacks(self) -> Suite:
         """Return the attacks that were chosen, or those of the suite."""
         return parse_attacks(self.attacks) if self.attacks else find_suite(self.suite, self.norm)
@@ -235,9 +247,10 @@ class Evaluation(Declared):
         return (DYNAMIC,) if own == DYNAMIC else dict.fromkeys((*(self.defenses or ("static",)), own))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, by which a run is found again; without what is empty by nature."""
-        empty = {name for name in ("own", "adaptive") if not getattr(self, name)}
-        return self.model_dump(mode="json", exclude=empty)
+        """Return plain values, by which a run is found again, without settings that have no effect."""
+        without = {name: not getattr(self, name) for name in ("own", "adaptive")}
+        without |= {"converge": self.converge is None, "doublings": not self.most_doublings}
+        return self.model_dump(mode="json", exclude={name for name, idle in without.items() if idle})
 
 
 def read_evaluation(path: Path, **given: Any) -> Evaluation:

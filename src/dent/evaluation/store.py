@@ -146,16 +146,20 @@ class Store:
                     f"expected a folder to write to, got {path}; choose another folder"
                 )
 
-    def read(self, units: Iterable[Unit], *, tidy: bool = False) -> Iterator[UnitResult]:
+    def read(
+        self, units: Iterable[Unit], *, others: Iterable[Unit] = (), tidy: bool = False
+    ) -> Iterator[UnitResult]:
         """Yield the result of every unit that has one; raise ValueError at the end if files are wrong.
 
         A unit whose second attempt was killed may have both an error and an outcome.
 
+        others: further units of this run, whose files may be there too and are not read.
         tidy: remove files that killed processes left. Only for the process that has the lock: another
             may be writing.
         """
         known = {unit.file: unit for unit in units}
-        folders = {name.partition("/")[0] for name in known}
+        expected = known.keys() | {unit.file for unit in others}
+        folders = {name.partition("/")[0] for name in expected}
         leftovers = [path for path in self.folder.glob(".*.part") if LEFTOVER.fullmatch(path.name)]
         wrong = []
         for path in sorted((self.folder / UNITS).rglob("*")):
@@ -164,9 +168,9 @@ class Store:
                 continue
             if LEFTOVER.fullmatch(path.name):
                 leftovers.append(path)
-            elif (unit := known.get(name.removesuffix(ERROR))) is None:
+            elif name.removesuffix(ERROR) not in expected:
                 wrong.append(f"{path} is no part of this run")
-            else:
+            elif unit := known.get(name.removesuffix(ERROR)):
                 try:
                     result = self._read_file(path, unit)
                 except FileNotFoundError:

@@ -54,7 +54,7 @@ SUITE_NOTES = {
     "rand": "AutoAttack for random models",
     "adaptive": "attacks made for adaptation; mixed, sorted and poisoned batches",
     "none": "no attack: natural accuracy and the cost of inference",
-    "full": "standard, adaptive, and the reference AutoAttack as the paper used it",
+    "full": "standard, adaptive, the reference AutoAttack as the paper used it; until it has converged",
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dent.evaluation.results import CellResult, MissingUnit, Results
 from dent.report.blocks import Battle, Block, Gallery, Group, Note, Page, Record, Table, Text, Value
-from dent.report.evaluation_tables import group_cells, result_tables
+from dent.report.evaluation_tables import group_cells, is_upper_bound, result_tables
 from dent.report.figures import draw_evaluation
 from dent.report.format import (
     format_ball,
@@ -40,12 +40,13 @@ GALLERY = Note(
 )
 HOW_TO_READ = (
     "Trust the worst case. A point counts if the model classifies it correctly without an attack and "
-    "under every attack that was run. It is an upper bound, because other attacks exist. The claimed "
-    "accuracy is what one would report without the attacks made for adaptation; the gap is the part of "
-    "the claim that does not stand. All attacks are judged on the same points in the same batches, so a "
-    "defense is compared with its static model point by point; p is the probability that chance alone "
-    "makes such a difference. Each accuracy comes with its 95 % interval (Wilson), and with its number "
-    "of points where this differs from the rest of its row."
+    "under every attack that was run. It is an upper bound, because other attacks exist. Where it has "
+    "not converged, more budget of the same attacks may already lower it. The claimed accuracy is what "
+    "one would report without the attacks made for adaptation; the gap is the part of the claim that "
+    "does not stand. All attacks are judged on the same points in the same batches, so a defense is "
+    "compared with its static model point by point; p is the probability that chance alone makes such a "
+    "difference. Each accuracy comes with its 95 % interval (Wilson), and with its number of points "
+    "where this differs from the rest of its row."
 )
 
 
@@ -157,7 +158,7 @@ def _write_headline(cell: CellResult) -> str:
     name = f"{defense} ({cell.cell.model}, {format_ball(cell.cell.norm, cell.cell.eps)})"
     if not cell.is_attacked:
         return f"{name}: {format_percent(cell.natural.percent)} % natural; no attack was made."
-    stands = f"{format_percent(cell.worst.percent)} % stands"
+    stands = f"{'at most ' * is_upper_bound(cell)}{format_percent(cell.worst.percent)} % stands"
     stands += "" if cell.is_fully_attacked else " (not fully attacked)"
     if cell.majority is not None:
         stands += f" in one submission, {format_percent(cell.majority.worst.percent)} % by majority"

@@ -21,14 +21,16 @@ from dent.report.format import (
 )
 
 Row = Mapping[str, Value]
+AT_MOST = "\N{LESS-THAN OR EQUAL TO}"  # marks a worst case that has not converged
+UPPER_BOUND = "upper bound, not converged"
 NOT_FULLY = "†"  # marks a defense on which some attacks cannot be run
 
 
 def result_tables(results: Results) -> list[Table]:
     """Return all tables of the results; tables without rows are left out."""
-    made = [_main_table(results), _majority_table(results)]
-    made += [_attack_table(results), _alone_table(results)]
-    return [table for table in (*made, _scenario_table(results)) if table.groups]
+    made = [_main_table(results), _majority_table(results), _convergence_table(results)]
+    made += [_attack_table(results), _alone_table(results), _scenario_table(results)]
+    return [table for table in made if table.groups]
 
 
 def mark_extremes(results: Results) -> dict[Cell, Mark]:
@@ -67,6 +69,8 @@ def _main_table(results: Results) -> Table:
                 claimed = replace(claimed, details=(*claimed.details, "direct"))
             row["claimed"] = claimed
         worst = score_value(cell.worst if cell.is_attacked else None, usual)
+        if is_upper_bound(cell) and not worst.is_empty:
+            worst = replace(worst, text=f"{AT_MOST} {worst.text}")
         row["worst case"] = replace(worst, mark=marks.get(cell.cell, ""), strong=not worst.is_empty)
         if protocols:
             row["gap"] = points_value(cell.gap)
@@ -80,6 +84,8 @@ def _main_table(results: Results) -> Table:
     notes.append(Note("correct without an attack and under every attack.", "worst case"))
     if not any(cell.is_attacked for cell in results.cells):
         notes.append(Note("No attack was made: only the natural accuracy is known."))
+    if any(is_upper_bound(cell) for cell in results.cells):
+        notes.append(Note(f"{UPPER_BOUND}: more budget may lower the worst case.", AT_MOST))
     if not all(cell.is_fully_attacked for cell in results.cells):
         lacks = "the defense lacks what some attacks need, and they were not run"
         notes.append(Note(f"not fully attacked: {lacks}; the worst case may be lower.", NOT_FULLY))
@@ -129,6 +135,43 @@ def cost_value(cost: Cost | None) -> Value:
         passes = f", {cost.backward_passes:.0f} backward" if cost.backward_passes else ""
         return Value(f"{cost.flops:.3g} FLOPs{passes}")
     return Value(format_cost(times), times)
+
+
+def is_upper_bound(cell: CellResult) -> bool:
+    """Return True if more budget of the attacks may lower the worst case."""
+    return cell.convergence is not None and not cell.convergence.converged
+
+
+def _convergence_table(results: Results) -> Table:
+    def make_row(cell: CellResult, usual: int) -> Row:
+        found = cell.convergence
+        assert found is not None
+        change, alone = (format_percent(share) for share in (found.change_percent, found.alone_percent))
+        by = (found.alone_by,) if found.alone_by else ()
+        return {
+            "defense": Value(cell.cell.defense),
+            "worst case": score_value(cell.worst, usual),
+            "verdict": Value(UPPER_BOUND if is_upper_bound(cell) else "converged"),
+            "doublings": count_value(found.doublings),
+            "last one broke": EMPTY
+            if found.change is None
+            else replace(count_value(found.change), details=(f"{change} %",)),
+            "one attack alone": Value(alone, found.alone_percent, details=by),
+        }
+
+    doublings = sum(cell.convergence.doublings for cell in results.cells if cell.convergence)
+    notes = [
+        Note("the last doubling of the budgets changed the worst case by less than half a percentage "
+             "point, or nothing stands. Else more budget may lower it.", "converged"),
+        Note("points that the last doubling broke, and their share of n.", "last one broke"),
+        Note("the largest share of points, in %, that one attack (with its doublings) alone breaks: "
+             "what the worst case would gain without this attack. It is not known where broken points "
+             "leave.", "one attack alone"),
+    ]  # fmt: skip
+    if not doublings:
+        notes.append(Note("No budget was doubled; --converge does it."))
+    title = "Convergence of the worst case"
+    return _make_table(title, results, make_row, notes, lambda cell: cell.convergence is not None)
 
 
 def points_value(points: float | None, *, sign: str = "") -> Value:

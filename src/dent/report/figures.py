@@ -34,7 +34,8 @@ LINES = {  # the lines of a curve of the paper: shape, and dashes
 def draw_evaluation(results: Results) -> Iterator[Plot]:
     """Yield the plots for which there is data.
 
-    They are: attacks, natural against robust accuracy, cost against gain, and accuracy against eps.
+    They are: attacks, the worst case against the cost of attacks, natural against robust accuracy, cost
+    against gain, and accuracy against eps.
     """
     places: dict[str, list[CellResult]] = {}
     for cell in results.cells:
@@ -42,6 +43,9 @@ def draw_evaluation(results: Results) -> Iterator[Plot]:
             places.setdefault(_name_place(cell), []).append(cell)
     for place, cells in places.items():
         yield _draw_attacks(f"Attacks on {place}", cells)
+    for place, cells in places.items():
+        if any(cell.convergence and cell.convergence.trace for cell in cells):
+            yield _draw_convergence(f"Worst case against cost of attacks, {place}", cells)
     known = [cell for cell in results.cells if cell.natural.n and cell.worst.n]
     if len(known) > 1:
         yield _draw_claims(known)
@@ -72,6 +76,28 @@ def _draw_attacks(title: str, cells: Sequence[CellResult]) -> Plot:
         notes.append(Note(left, "*"))
     columns = ("defense", "under", "kind", "accuracy in %", "n")
     return Plot(title, plots.attack_bars(drawn), _number_table(columns, lines), notes)
+
+
+def _draw_convergence(title: str, cells: Sequence[CellResult]) -> Plot:
+    drawn, lines = [], []
+    known = [(cell.cell.defense, cell.convergence) for cell in cells if cell.convergence]
+    for defense, found in known:
+        for one in found.trace:
+            score = Score(one.correct, found.n)
+            place = {"series": defense, "attack": one.attack, "cost": one.cost}
+            texts = {"cost_text": f"{one.cost:,.0f}", "accuracy": _describe_accuracy(score)}
+            drawn.append(place | {"percent": score.percent, "n": score.n} | texts)
+            cost = Value(f"{one.cost:,.0f}", one.cost)
+            lines.append([Value(defense), Value(one.attack), cost, *_score_cells(score)])
+    notes = (
+        Note("Each mark is the worst case once one more attack is done. A line that still falls at its "
+             "end has not converged."),
+        Note("of all attacks so far for each input, in forwards of the static model, at most; where "
+             "broken points leave, they cost nothing more.", "cost"),
+        Note("an attack with twice its budget.", "(x2)"),
+    )  # fmt: skip
+    columns = ("defense", "after", "cost so far", "worst case in %", "n")
+    return Plot(title, plots.worst_case_path(drawn), _number_table(columns, lines), notes)
 
 
 def _draw_claims(cells: Sequence[CellResult]) -> Plot:

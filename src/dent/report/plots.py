@@ -160,6 +160,27 @@ def cost_gain(rows: Sequence[Row]) -> Spec:
     return _spec(_beside(rows, "cost", near), [zero, bar, dot, name], height=280)
 
 
+def worst_case_path(rows: Sequence[Row]) -> Spec:
+    """Return the worst case against the cost of all attacks so far, a line of steps for each series.
+
+    rows: series, cost (> 0), percent; for tooltips `attack`, `n`, and the texts `cost_text`, `accuracy`.
+    """
+    x: Spec = {"field": "cost", "type": "quantitative", "scale": {"type": "log", "nice": False}}
+    x["scale"]["padding"] = 8  # pixels
+    x["title"] = "cost of attacks so far (log)"
+    x["axis"] = {"grid": False, "labelOverlap": True, "format": "~s"}
+    y = {"field": "percent", "type": "quantitative", "title": "worst case in %", "scale": {"zero": True}}
+    color = _series(rows)
+    both = {"x": x, "y": y, "color": color, "opacity": _picked(1)}
+    line = _layer({"type": "line", "strokeWidth": 2, "interpolate": "step-after"}, **both)
+    dot = _layer({"type": "point", "filled": True, "size": 60}, **both)
+    dot["encoding"]["shape"] = {**color, "scale": _range(color["scale"]["domain"], SHAPES)}
+    dot["encoding"]["tooltip"] = _tooltip(series="defense", attack="after", cost_text="cost so far")
+    dot["encoding"]["tooltip"] += _tooltip(accuracy="worst case", n="n")
+    dot["params"] = [_legend_click("series")]
+    return _spec(rows, [line, dot], height=300)
+
+
 class Look(NamedTuple):
     """How a line is drawn."""
 
