@@ -43,7 +43,7 @@ Figures = dict[str, float]
 
 def measure_limit(serving: Serving, images: Tensor, seconds: float) -> float:
     """Return the images per second of the model alone."""
-    defense = load_defense(serving)
+    defense, _ = load_defense(serving)
     torch.set_num_threads(serving.threads or 1)
     batch = images[: serving.batch_size]
     times: list[float] = []

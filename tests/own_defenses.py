@@ -240,3 +240,7 @@ class SharedCoin(Coin):
 
 class LyingCoin(SharedCoin):
     independent = True
+
+
+def make_net() -> nn.Module:
+    return tiny()

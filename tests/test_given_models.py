@@ -6,6 +6,7 @@ import json
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cells import labeled, tiny
@@ -82,8 +83,6 @@ def test_a_function_may_return_such_a_model(function: str, expected: list[str], 
 
 
 def test_the_command_line_says_dynamic_and_not_static(tmp_path: Any) -> None:
-    import numpy as np
-
     np.savez(tmp_path / "data.npz", images=DATA[0].numpy(), labels=DATA[1].numpy())
     asked = ["--model", "own_defenses:make_inside", "--data", str(tmp_path / "data.npz"), "--n", "8"]
     asked += ["--steps", "2", "--eps", "0.03", "--out", str(tmp_path / "run"), "--json"]
@@ -201,3 +200,31 @@ def test_a_random_model_is_not_taken_for_a_dynamic_one() -> None:
 
     (cell,) = dent.evaluate(Noisy(), ["static"], suite="none", **SMALL).cells
     assert cell.cell.static
+
+
+def test_an_own_defense_by_path_works_with_attack_compare_and_report(tmp_path: Any) -> None:
+    np.savez(tmp_path / "data.npz", images=DATA[0].numpy(), labels=DATA[1].numpy())
+    small = ["--data", tmp_path / "data.npz", "--n", "8", "--eps", "0.03", "--steps", "2"]
+    net, mine = "own_defenses:make_net", "own_defenses:make"
+    made = tmp_path / "made.npz"
+    done = run("attack", net, "--attack", "fpa", "--defense", mine, "--out", made, *small)
+    assert done.returncode == 0, done.stderr
+    images = torch.from_numpy(np.load(made)["images"])
+    assert (images - DATA[0]).abs().max() <= 0.03 + 1e-6
+    for model in ("own_defenses:make_defended", "own_defenses:make_centered"):  # they bring their own
+        done = run("attack", model, "--attack", "unrolled", "--out", made, *small)
+        assert done.returncode == 0, done.stderr
+    assert "Centered" in done.stdout
+    for name in ("one", "two"):
+        out = ["--out", tmp_path / name]
+        done = run("evaluate", "--model", net, "--defense", mine, *small, *out, "--no-battle")
+        assert done.returncode == 0, done.stderr
+    done = run("compare", tmp_path / "one", tmp_path / "two", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert rows
+    assert all(row["difference"] == 0 for row in rows)
+    (tmp_path / "one" / "report.html").unlink()
+    done = run("report", tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    assert mine in (tmp_path / "one" / "report.html").read_text()

@@ -210,7 +210,8 @@ def test_the_static_model_is_made_once_and_goes_with_its_defense(
             super().__init__(*args, **options)
             made.append(self)
 
-    defended = defend(model, "blur")
+    defended = Counted(model, dent.PRESETS["blur"])
+    made.clear()
     monkeypatch.setattr(answers, "Dent", Counted)
     for _ in range(3):
         answer_batch(defended, inputs)

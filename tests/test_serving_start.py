@@ -179,7 +179,7 @@ def test_what_cannot_be_served_is_told_before_anything_is_started(
 
 
 def test_the_model_that_is_served_is_the_one_that_was_asked_for() -> None:
-    defense = load_defense(Serving(defense="dent+solo:steps=2"))
+    defense, _ = load_defense(Serving(defense="dent+solo:steps=2"))
     (answer,) = answer_batch(defense, torch.rand(1, 3, 32, 32))
     assert answer.steps == 2
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dent.defense.protocol import is_independent
+from dent.defense import Defended, Dent, is_independent
 
 __all__ = ["BrokenPromiseError", "check_defense"]
 
@@ -48,6 +48,24 @@ def check_defense(defense: Any, inputs: Tensor) -> None:
         )
 
 
+# The promises without which answers mean nothing to an evaluation, or to the clients of a server.
+RELIED_ON = (
+    *("logits", "clean state", "adapt and predict", "start", "stale gradient"),
+    *("unchanged model", "unchanged inputs"),
+)
+
+
+def refuse_broken_promises(
+    defense: Any, inputs: Tensor, promises: Collection[str] = RELIED_ON, *, of: str
+) -> None:
+    """Raise ValueError if a defense breaks one of these promises; those of dent keep them."""
+    if isinstance(defense, Dent | Defended):
+        return
+    faults = [str(fault) for fault in find_faults(defense, inputs) if fault.promise in promises]
+    if faults:
+        raise ValueError(f"{of}: the defense breaks a promise: {'; '.join(faults)}")
+
+
 class Fault(NamedTuple):
     """A promise that is broken: its name, and what was expected, came and is to be done."""
 
@@ -59,13 +77,17 @@ class Fault(NamedTuple):
 
 
 def find_faults(defense: Any, inputs: Tensor) -> Iterator[Fault]:
-    """Yield the promises that a defense breaks, those that others build on first."""
-    fault = _find_interface_fault(defense)
-    if fault:
-        yield fault
+    """Yield the promises that a defense breaks, those that others build on first.
+
+    One that lacks adapt and predict is asked for what its call alone promises.
+    """
+    lacks_parts = _find_interface_fault(defense)
+    if lacks_parts:
+        yield lacks_parts
+    if not callable(defense):
         return
     declared = getattr(defense, "independent", "no attribute")
-    if declared is not None and not isinstance(declared, bool):
+    if not lacks_parts and declared is not None and not isinstance(declared, bool):
         yield Fault("interface", f"expected `independent` to be True, False or None, got {declared!r}")
     modules = _list_modules(defense)
     before, original = _take_snapshot(modules), inputs.clone()
@@ -76,8 +98,9 @@ def find_faults(defense: Any, inputs: Tensor) -> Iterator[Fault]:
         return
     state_faults = list(_find_state_faults(defense, inputs, logits))
     yield from state_faults
-    yield from _find_parts_faults(defense, inputs, logits)
-    yield from _find_gradient_faults(defense, inputs)
+    if not lacks_parts:
+        yield from _find_parts_faults(defense, inputs, logits)
+        yield from _find_gradient_faults(defense, inputs)
     mode_faults = list(_find_mode_faults(defense, inputs, logits))
     yield from mode_faults
     is_comparable = not (state_faults or mode_faults or getattr(defense, "randomized", False))
@@ -288,7 +311,11 @@ def _list_modules(defense: Any) -> list[tuple[str, nn.Module]]:
     """Return all modules of the defense, by name: its own, or those that it holds as attributes."""
     if isinstance(defense, nn.Module):
         return list(defense.named_modules())
-    held = [(name, value) for name, value in vars(defense).items() if isinstance(value, nn.Module)]
+    held = [
+        (name, value)
+        for name, value in getattr(defense, "__dict__", {}).items()
+        if isinstance(value, nn.Module)
+    ]
     return [
         (f"{name}.{inner}".strip("."), module)
         for name, value in held

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dent.attacks.findings import LARGEST_DIFFERENCE, count_backward_passes, measure_difference
-from dent.defense import Defended, Dent
 from dent.evaluation.digests import digest_model
-from dent.testing import find_faults
-
-# The promises of a defense without which its numbers would mean nothing; see `dent.testing`.
-PROMISES = (
-    *("logits", "clean state", "adapt and predict", "start", "stale gradient"),
-    *("unchanged model", "unchanged inputs"),
-)
 
 
 @contextmanager
@@ -78,20 +70,6 @@ def start_clean(module: nn.Module, inputs: Tensor) -> nn.Module:
     first, again = (ask(copied, inputs) for _ in range(2))
     changes = _differ(first, again) or digest_model(copied) != before
     return FreshCopies(module) if changes else module
-
-
-def refuse_broken_promises(
-    defense: Any, inputs: Tensor, promises: tuple[str, ...] = PROMISES, *, of: str
-) -> None:
-    """Raise ValueError if a defense breaks one of these promises; one without adapt has made none.
-
-    Those of dent keep them; tests show it.
-    """
-    if isinstance(defense, Dent | Defended):
-        return
-    faults = [str(fault) for fault in find_faults(defense, inputs) if fault.promise in promises]
-    if faults:
-        raise ValueError(f"{of}: the defense breaks a promise: {'; '.join(faults)}")
 
 
 class FreshCopies(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
-from dent.defense import DEFENSES, Defended, Dent, Method, Online, Settings, defend
+from dent.defense import DEFENSES, Defended, Dent, Method, Settings, defend
+from dent.defense.own import check_made, import_defense, is_import_path
 from dent.defense.text import format_defense
 from dent.evaluation.digests import describe, digest_model, name_of
 from dent.names import import_function
@@ -23,16 +23,6 @@ MakeDefense = Callable[[nn.Module], Any]  # from a model to a defense
 _THIS_PROCESS = uuid4().hex  # in digests of code that no other process can see
 DYNAMIC = "dynamic"  # the row of a model that adapts inside of its forward pass
 PARTS = ("start", "steps", "gradient")  # optional arguments of adapt()
-
-
-def is_import_path(text: str) -> bool:
-    """Return True for package.module:function, which is no defense of dent's list with settings.
-
-    >>> is_import_path("package.mine:make"), is_import_path("dent:steps=3"), is_import_path("views")
-    (True, False, False)
-    """
-    name = text.partition(":")[0]
-    return name not in DEFENSES and re.fullmatch(r"[\w.]+:[\w.]+", text.strip()) is not None
 
 
 def format_any_defense(asked: Any, own: Sequence[str] = ()) -> str:
@@ -135,25 +125,10 @@ def name_defended(defended: Any) -> str:
 
 def make_defense(text: str, own: Mapping[str, Any], static: nn.Module) -> Any:
     """Return the defense of a name, of an import path, or of dent's list, on a model."""
-    if text not in own and not is_import_path(text):
-        return defend(static, text)
-    given = own[text] if text in own else import_function(text)
-    defense = given if is_defense(given) else given(static)
-    if inspect.isclass(defense) or not callable(defense):
-        raise ValueError(
-            f"expected {text} to return a defense, which answers defense(inputs) with logits, got "
-            f"{type(defense).__name__}"
-        )
-    refuse_continual(defense, text)
-    return defense
-
-
-def refuse_continual(defense: Any, name: str) -> None:
-    if isinstance(defense, Online):
-        raise ValueError(
-            f"{name} carries its adaptation from batch to batch, and every batch starts from a clean "
-            "state; evaluate it with continual=False and predict='after' instead"
-        )
+    if text in own:
+        given = own[text]
+        return check_made(given if is_defense(given) else given(static), text)
+    return import_defense(text, static) if is_import_path(text) else defend(static, text)
 
 
 @dataclass(frozen=True)

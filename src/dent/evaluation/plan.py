@@ -19,7 +19,6 @@ from dent.attacks.reference import import_reference
 from dent.defense import Method, Settings
 from dent.defense.text import parse_settings
 from dent.evaluation.attacks import Forwards, find_attack
-from dent.evaluation.behavior import refuse_broken_promises
 from dent.evaluation.sources import Sources, cut_batches, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.suites import (
@@ -33,6 +32,7 @@ from dent.evaluation.suites import (
     select_attacks,
     slugify,
 )
+from dent.testing import refuse_broken_promises
 
 WHOLE = -1  # the batch of a unit that takes all points at once
 FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from dent.attacks.checks import check_model
 from dent.data import Dataset, open_data
 from dent.defense import LowDiversityWarning, is_independent
+from dent.defense.own import is_import_path, refuse_continual
 from dent.evaluation.behavior import (
     is_dynamic,
     is_independent_at_random,
     is_random,
     preserve_rng,
-    refuse_broken_promises,
     start_clean,
 )
 from dent.evaluation.defenses import (
@@ -30,15 +30,14 @@ from dent.evaluation.defenses import (
     digest_defense,
     is_defended,
     is_defense,
-    is_import_path,
     make_defense,
     name_defended,
-    refuse_continual,
 )
 from dent.evaluation.digests import digest_model
 from dent.evaluation.spec import Cell, Evaluation
 from dent.models import find_class_names, load_model
 from dent.seeds import make_generator
+from dent.testing import refuse_broken_promises
 
 
 @dataclass

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from time import perf_counter
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from dent.defense import PRESETS, Dent
+from dent.defense.dent.checks import check_logits, check_shape
 from dent.defense.dent.descent import entropy
 
 
@@ -35,10 +38,10 @@ class Answer(BaseModel):
     probabilities: tuple[float, ...] = Field(description="Probabilities of all classes, in order")
     entropy_before: float = Field(
         description="Entropy of the defended model before its first update, in nats; smoothing and"
-        " statistics of the batch are in effect"
+        " statistics of the batch are in effect. That of the static model if the defense cannot tell"
     )
     entropy_after: float = Field(description="Entropy of the probabilities, in nats")
-    steps: int = Field(description="Number of updates")
+    steps: int | None = Field(description="Number of updates; null if the defense does not say")
     static: Prediction
     seconds: float = Field(description="Time to compute the batch, without waiting")
 
@@ -48,7 +51,12 @@ class ModelError(Exception):
 
 
 def answer_batch(
-    defense: Dent, inputs: Tensor, steps: int | None = None, *, classes: Sequence[str] = ()
+    defense: Any,
+    inputs: Tensor,
+    steps: int | None = None,
+    *,
+    classes: Sequence[str] = (),
+    static: nn.Module | None = None,
 ) -> list[Answer]:
     """Adapt to a batch, predict it, and return an answer for every input.
 
@@ -56,8 +64,10 @@ def answer_batch(
     batch sums in another order. Otherwise every answer depends on all inputs of the batch. Raise
     `ModelError` if the model fails, or if any of its logits is not finite.
 
+    defense: see `dent.Defense`; one that only has the call answers too.
     steps: number of updates, at most the defense's own (default: the defense's own).
     classes: names of the classes (default: their numbers).
+    static: the model without a defense (default: what the defense has as `model`).
 
     >>> from torch import nn
     >>> from dent.defense import defend
@@ -67,14 +77,19 @@ def answer_batch(
     >>> answer.name in "ab", len(answer.static.probabilities), answer.steps
     (True, 2, 3)
     """
-    own = defense.settings.steps
+    own = count_updates(defense)
     count = own if steps is None else steps
-    if not 0 <= count <= own:
-        raise ValueError(f"steps: expected 0 to {own}, the defense's own, got {steps}")
+    if steps is not None and not (own is not None and 0 <= steps <= own):
+        expected = "none, because this defense does not take them" if own is None else f"0 to {own}"
+        raise ValueError(f"steps: expected {expected}, the defense's own, got {steps}")
     start = perf_counter()
     try:
-        before, after, static = _compute_logits(defense, inputs, count)
-    except (ValueError, RuntimeError) as error:
+        if isinstance(defense, Dent):
+            before, after, plain_logits = _compute_logits(defense, inputs, count or 0)
+        else:
+            known = getattr(defense, "model", None) if static is None else static
+            before, after, plain_logits = _ask_any(defense, known, inputs, steps)
+    except Exception as error:  # of whatever kind: the defense may be a user's own
         raise ModelError(f"the model cannot answer: {error}") from error
     seconds = perf_counter() - start
     return [
@@ -90,7 +105,7 @@ def answer_batch(
         )
         for defended, plain, unsure in zip(
             _list_predictions(after, classes),
-            _list_predictions(static, classes),
+            _list_predictions(plain_logits, classes),
             entropy(before.double()).tolist(),
             strict=True,
         )
@@ -106,6 +121,40 @@ def _compute_logits(defense: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, 
         changed = defense.settings.blur != "off" or defense.settings.test_share > 0
         # If the defense changes neither inputs nor statistics, the first update saw the static model.
         return before, after, _get_static(defense)(inputs) if changed else before
+
+
+def count_updates(defense: Any) -> int | None:
+    """Return the number of updates that a call makes and `adapt` can make fewer of; None if unknown."""
+    updates = getattr(defense, "updates", None)
+    return updates if isinstance(updates, int) and takes_steps(defense) else None
+
+
+def takes_steps(defense: Any) -> bool:
+    """Return True if the defense can make fewer updates than its own."""
+    adapt = getattr(defense, "adapt", None)
+    return adapt is not None and "steps" in signature(adapt).parameters
+
+
+def _ask_any(
+    defense: Any, static: nn.Module | None, inputs: Tensor, steps: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the three logits of `_compute_logits`, of a defense that is not dent."""
+    if static is None:
+        raise ValueError("expected a defense with its static model as `model`, or `static`, got neither")
+    with torch.no_grad():
+        plain = static(inputs)
+        after = (
+            defense(inputs)
+            if steps is None
+            else defense.predict(inputs, defense.adapt(inputs, steps=steps))
+        )
+        before = after if count_updates(defense) == 0 else plain
+        if count_updates(defense):
+            before = defense.predict(inputs, defense.adapt(inputs, steps=0))
+    for logits in (before, after, plain):
+        check_shape(logits, inputs, type(defense).__name__)
+        check_logits(logits, type(defense).__name__)
+    return before, after, plain
 
 
 _STATIC: WeakKeyDictionary[Dent, Dent] = WeakKeyDictionary()  # one for each defense

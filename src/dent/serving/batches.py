@@ -37,7 +37,7 @@ class Reply:
 
 
 # Computes a batch: given its images, how many of them belong to each item, and the number of updates.
-Compute = Callable[[NDArray[np.float32], list[int], int], Awaitable[list[Reply]]]
+Compute = Callable[[NDArray[np.float32], list[int], int | None], Awaitable[list[Reply]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +63,10 @@ class Batches:
 
     compute: answers a batch.
     shared: True if clients share batches.
-    steps: number of updates of the defense.
+    steps: number of updates of the defense; None if it does not say.
     """
 
-    def __init__(self, serving: Serving, compute: Compute, *, shared: bool, steps: int) -> None:
+    def __init__(self, serving: Serving, compute: Compute, *, shared: bool, steps: int | None) -> None:
         self._serving, self._compute, self._shared, self._steps = serving, compute, shared, steps
         self._size = serving.batch_size if shared else 1
         self._numbers = count()
@@ -120,7 +120,8 @@ class Batches:
 
     async def _run_batch(self, items: list[Item]) -> None:
         self._waiting.difference_update(item.request for item in items)
-        steps = self._serving.choose_steps(self._steps, len(self._waiting))
+        own = self._steps
+        steps = None if own is None else self._serving.choose_steps(own, len(self._waiting))
         images = [item.images for item in items]
         try:
             replies = await self._compute(np.concatenate(images), [len(one) for one in images], steps)

@@ -94,9 +94,9 @@ class Model:
             os.chdir(folder)
         sys.path += [place for place in path if place not in sys.path]
         self.serving = serving
-        self.replica = Replica(serving, load_defense(serving))
+        self.replica = Replica(serving, *load_defense(serving))
 
-    async def answer(self, images: Any, sizes: list[int], steps: int) -> list[Reply]:
+    async def answer(self, images: Any, sizes: list[int], steps: int | None) -> list[Reply]:
         return await self.replica.answer(images, sizes, steps)
 
     async def respond(self) -> None:
@@ -134,7 +134,7 @@ class Front:
     async def predict(self, images: Tensor) -> Reply:
         return await self.batches.predict(images.numpy())
 
-    async def compute(self, images: Any, sizes: list[int], steps: int) -> list[Reply]:
+    async def compute(self, images: Any, sizes: list[int], steps: int | None) -> list[Reply]:
         """Ask a replica, and another one if it dies: a prediction changes nothing, so it is repeated."""
         for _ in range(2):
             try:

@@ -72,7 +72,8 @@ class Metrics:
         for answer in reply.answers:
             self._images.inc()
             self._changed.inc(answer.label != answer.static.label)
-            self._steps.observe(answer.steps)
+            if answer.steps is not None:
+                self._steps.observe(answer.steps)
             self._entropy.labels("before").observe(answer.entropy_before)
             self._entropy.labels("after").observe(answer.entropy_after)
         for batch in reply.batches:

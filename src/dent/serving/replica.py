@@ -8,17 +8,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from dent.defense import Dent, defend, is_independent
+from dent.defense import defend, is_independent
+from dent.defense.own import import_defense, is_import_path
 from dent.models import load_model
-from dent.serving.answers import Answer, ModelError, answer_batch
+from dent.serving.answers import Answer, ModelError, answer_batch, count_updates
 from dent.serving.batches import BatchRecord, Reply
 from dent.serving.settings import Serving
+from dent.testing import refuse_broken_promises
 
 
 @dataclass(frozen=True)
@@ -27,38 +30,44 @@ class Service:
 
     isolation: how the answers of one client are kept apart from the images of another, in a sentence.
     shared: True if clients share batches.
-    steps: number of updates of the defense.
+    steps: number of updates of the defense; None if it does not say, or cannot make fewer.
     """
 
     model: str
     defense: str
     isolation: str
     shared: bool
-    steps: int
+    steps: int | None
 
 
-def load_defense(serving: Serving) -> Dent:
-    """Load the model with its defense; raise ValueError if the settings do not fit together."""
-    defense = defend(load_model(serving.model).to(serving.device), serving.defense)
+def load_defense(serving: Serving) -> tuple[Any, nn.Module]:
+    """Load the defense and its static model; raise ValueError if the settings do not fit together."""
+    static = load_model(serving.model).to(serving.device)
+    text = serving.defense
+    defense = import_defense(text, static) if is_import_path(text) else defend(static, text)
     inputs = torch.zeros(1, 3, *serving.size, device=serving.device)
     try:
-        answer_batch(defense, inputs, classes=serving.classes)
+        answer_batch(defense, inputs, classes=serving.classes, static=static)
     except ModelError as error:
         height, width = serving.size
         raise ValueError(
             f"expected a model of images of {height} x {width} pixels, got: {error}"
         ) from error
-    return defense
+    return defense, static
 
 
 def describe_service(serving: Serving) -> Service:
     """Load the model once, to find what is wrong before a server starts, and describe it."""
-    defense = load_defense(serving)
-    independent = defense.independent
-    if independent is None:  # the model does not say whether its answers depend on the batch: try it
-        generator = torch.Generator().manual_seed(0)
-        images = torch.rand(4, 3, *serving.size, generator=generator).to(serving.device)
-        independent = is_independent(defense, images)
+    defense, _ = load_defense(serving)
+    steps = count_updates(defense)
+    if serving.shed and steps is None:
+        raise ValueError(
+            f"shed: expected a defense that can make fewer updates, got {serving.defense}; give its "
+            "adapt() the argument `steps` and the defense the attribute `updates`, or leave shed out"
+        )
+    if is_import_path(serving.defense):
+        refuse_broken_promises(defense, _draw_images(serving), of=serving.defense)
+    independent = _find_independence(serving, defense)
     if independent:
         isolation = "independent: an answer does not depend on what else is in its batch"
     elif serving.shared_batches:
@@ -70,15 +79,38 @@ def describe_service(serving: Serving) -> Service:
         serving.defense,
         isolation,
         shared=independent or serving.shared_batches,
-        steps=defense.settings.steps,
+        steps=steps,
     )
+
+
+def _find_independence(serving: Serving, defense: Any) -> bool:
+    """Return True if no answer depends on its batch: as dent's defenses declare, or else as is tried.
+
+    One that is random cannot be compared, and is not taken to be independent.
+    """
+    declared = getattr(defense, "independent", None)
+    is_own = is_import_path(serving.defense)
+    if declared is not None and not (is_own and declared):
+        return bool(declared)
+    found = is_independent(defense, _draw_images(serving))
+    if declared and not found and not getattr(defense, "randomized", False):
+        raise ValueError(
+            f"{serving.defense}: the defense declares independent = True, but it answers images "
+            "otherwise together than one by one; set independent = False"
+        )
+    return found
+
+
+def _draw_images(serving: Serving) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(4, 3, *serving.size, generator=generator).to(serving.device)
 
 
 class Replica:
     """Compute batches in one thread, so that the process can still say how it is doing."""
 
-    def __init__(self, serving: Serving, defense: Dent) -> None:
-        self._serving, self._defense = serving, defense
+    def __init__(self, serving: Serving, defense: Any, static: nn.Module | None = None) -> None:
+        self._serving, self._defense, self._static = serving, defense, static
         self._thread = ThreadPoolExecutor(1)  # one only, because torch starts more threads for each
         self._start: float | None = None  # of the batch that is being computed
 
@@ -88,14 +120,18 @@ class Replica:
         start = self._start
         return 0.0 if start is None else time.perf_counter() - start
 
-    async def answer(self, images: NDArray[np.float32], sizes: list[int], steps: int) -> list[Reply]:
+    async def answer(
+        self, images: NDArray[np.float32], sizes: list[int], steps: int | None
+    ) -> list[Reply]:
         """Answer a batch of images, (N, 3, H, W), that consists of groups of these sizes."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._compute, images, sizes, steps)
 
-    def _compute(self, images: NDArray[np.float32], sizes: list[int], steps: int) -> list[Reply]:
+    def _compute(self, images: NDArray[np.float32], sizes: list[int], steps: int | None) -> list[Reply]:
         def answer(inputs: Tensor) -> list[Answer]:
-            return answer_batch(self._defense, inputs, steps, classes=self._serving.classes)
+            return answer_batch(
+                self._defense, inputs, steps, classes=self._serving.classes, static=self._static
+            )
 
         self._start = time.perf_counter()
         try:

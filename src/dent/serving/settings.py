@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from dent.data.cifar import CIFAR10, CIFAR100
 from dent.declared import Declared
-from dent.defense import PRESETS, Settings
-from dent.defense.text import format_defense, parse_settings
+from dent.defense.own import is_import_path
+from dent.defense.text import format_defense
 
 TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "": 1}
@@ -27,13 +27,13 @@ def read_name(value: Any) -> str:
 
 
 def read_defense(value: Any) -> str:
+    """Return the one text of a defense of dent's list, or the import path of another."""
+    if isinstance(value, str) and is_import_path(value):
+        return value.strip()
     try:
-        text = format_defense(value)
+        return format_defense(value)
     except TypeError as error:  # which pydantic would not collect with the other faults
         raise ValueError(str(error)) from error
-    if not isinstance(parse_settings(text), Settings):
-        raise ValueError(f"expected a preset of dent ({', '.join(PRESETS)}), got {text}")
-    return text
 
 
 def read_seconds(value: Any) -> float:
@@ -117,7 +117,8 @@ class Serving(Declared):
     )
     defense: Annotated[str, BeforeValidator(read_defense)] = Field(
         "dent+solo",  # independent, so that clients can share batches
-        description="Defense, such as dent+ or dent:steps=10; static is none (default: dent+solo)",
+        description="Defense, such as dent+, hedge:steps=5 or package.module:function; static is none"
+        " (default: dent+solo)",
     )
     device: Name = Field("cpu", description="Device: cpu, cuda, cuda:1 or mps (default: cpu)")
     host: Name = Field(
