@@ -16,8 +16,8 @@ import toys
 from commands import Finished, run
 
 import dent
-from dent.cli import VERBS
 from dent.cli.app import load_command
+from dent.cli.verbs import VERBS
 from dent.defense import DEFENSES
 
 
@@ -169,15 +169,23 @@ def test_an_interrupt_is_no_accident(tmp_path: Path, images: Path) -> None:
     [("evaluate", "dent: stopped; the same command goes on"), ("list", "dent: stopped")],
 )
 @pytest.mark.parametrize("package", ["typer", "torch"])
-def test_an_interrupt_while_modules_are_loaded_is_one_line(verb: str, said: str, package: str) -> None:
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_an_interrupt_while_modules_are_loaded_is_one_line(
+    verb: str, said: str, package: str, is_swallowed: bool
+) -> None:
     script = f"""
-import sys
+import signal, sys
 
 class Interrupt:
     def find_spec(name, *rest):
         if name == {package!r}:
-            raise KeyboardInterrupt
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                if not {is_swallowed}:
+                    raise
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupt)
 sys.argv[1:] = [{verb!r}]
 from dent.cli import main

@@ -5,15 +5,15 @@ used for the first time, so that the command line starts at once.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+TYPE_CHECKING = False  # type checkers take it to be True; `typing` takes a while to load
 
 if TYPE_CHECKING:
     from dent.api import *  # noqa: F403
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         """Return a public name of `dent.api`, or a module that it imports (PEP 562)."""
         if name == "__all__" or not name.startswith("_"):
             api = import_module("dent.api")

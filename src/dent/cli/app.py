@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dent import __version__
-from dent.cli import DEBUG, INTERRUPTED, VERBS
+from dent.cli import DEBUG, INTERRUPTED, import_module
+from dent.cli.verbs import VERBS
 from dent.names import FunctionError
 
 
