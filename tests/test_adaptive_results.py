@@ -24,6 +24,9 @@ ATTACKS: dict[str, Any] = {
     "fpa": partial(adaptive.fpa, rounds=2),
     "gmsa-avg": partial(adaptive.gmsa_avg, rounds=2, restarts=2),
     "gmsa-min": partial(adaptive.gmsa_min, rounds=2, targets=1),
+    "sharply averaged": partial(adaptive.averaged, updates=3, sharpness=-2),
+    "denying most updates": partial(adaptive.denying_most_updates, updates=1),
+    "trajectory": partial(adaptive.trajectory, updates=3, every=2),
 }
 
 
@@ -45,6 +48,8 @@ def test_results_are_the_defense_s_own_and_lie_in_the_ball(make: Any, norm: str)
     attacks = ATTACKS | {
         "denying updates": partial(of_static, adaptive.denying_updates, static),
         "high confidence": partial(of_static, adaptive.high_confidence, static),
+        "balanced": partial(of_static, adaptive.balanced, static, every=2, rounds=2),
+        "chained": partial(of_static, adaptive.chained, static, every=2, rounds=2),
     }
     for name, attack in attacks.items():
         result: AttackResult = attack(

@@ -37,6 +37,12 @@ ATTACKS: dict[str, Callable[..., Any]] = {
     "short": partial(adaptive.short, DEFENDED, INPUTS, updates=0, steps=2),
     "lazy": partial(adaptive.lazy, DEFENDED, INPUTS, every=2, steps=2),
     "denying_updates": partial(adaptive.denying_updates, DEFENDED, NET, INPUTS, steps=2),
+    "denying_most_updates": partial(
+        adaptive.denying_most_updates, DEFENDED, INPUTS, updates=0, steps=2, attacks=["apgd-t"]
+    ),
+    "trajectory": partial(adaptive.trajectory, DEFENDED, INPUTS, updates=1, steps=2),
+    "chained": partial(adaptive.chained, DEFENDED, NET, INPUTS, rounds=2, steps=2),
+    "balanced": partial(adaptive.balanced, DEFENDED, NET, INPUTS, rounds=2, steps=2),
     "offline": partial(adaptive.offline, DEFENDED, NET, INPUTS, steps=2, attacks=["apgd-ce"]),
     "high_confidence": partial(adaptive.high_confidence, DEFENDED, NET, INPUTS, steps=2),
     "mixing": partial(adaptive.mixing, DEFENDED, INPUTS, share=0.5, steps=2),

@@ -17,8 +17,8 @@ from scipy.optimize import brentq, linprog
 from torch import Tensor, nn
 
 import dent
-from dent.attacks.fab import DUAL, fab, fab_targeted, find_move
-from dent.attacks.norms import NORMS, lengths
+from dent.attacks.fab import fab, fab_targeted, find_move
+from dent.attacks.norms import DUALS, NORMS, lengths
 
 PROJECTIONS = {"linf": projection_linf, "l2": projection_l2, "l1": projection_l1}
 ATTACKS: dict[str, Any] = {"fab": fab, "fab_targeted": fab_targeted}
@@ -161,7 +161,7 @@ def test_the_smallest_perturbation_of_a_linear_model(name: str, norm: str) -> No
     logits -= logits.mean(0)
     labels = logits.argmax(1)
     gaps = logits.gather(1, labels[:, None]) - logits
-    slopes = lengths((weight[labels][:, None] - weight).flatten(0, 1), DUAL[norm]).view(10, 5)
+    slopes = lengths((weight[labels][:, None] - weight).flatten(0, 1), DUALS[norm]).view(10, 5)
     expected = (gaps / slopes).scatter(1, labels[:, None], torch.inf).amin(1)
     assert expected.max() < 0.39  # closer than the border
     result = ATTACKS[name](linear, inputs, labels, eps=1.0, norm=norm, steps=30, minimize=True)

@@ -29,6 +29,12 @@ from dent.report.evaluation import results_markdown, results_text, write_headlin
 NET = tiny()
 DATA = labeled(NET, 8)
 SMALL: dict[str, Any] = {"data": DATA, "eps": 0.03, "batch_size": 4, "steps": 2, "queries": 4}
+# Attacks that need `steps=` of adapt, and attacks that only need adapt and predict.
+NEED_STEPS = {
+    *("fpa", "gmsa-avg", "gmsa-min", "averaged", "trajectory"),
+    *("short", "short (quarter)", "denying most updates"),
+}
+NEED_ADAPT = {"lazy", "lazy (targeted)", "chained", "balanced"}
 
 
 def numbers(results: Results) -> list[Any]:
@@ -73,7 +79,7 @@ def test_every_defense_of_the_list_is_evaluated_with_all_attacks_that_suit_it(te
         assert cell.natural.correct == int(right.sum())
     suited = {"denying updates", "high confidence", "fpa"}
     if defended.updates:
-        suited |= {"gmsa-avg", "gmsa-min", "unrolled", "averaged", "short", "lazy"}
+        suited |= {"unrolled"} | NEED_STEPS | NEED_ADAPT
     assert set(cell.attacks) == suited
     assert bool(cell.scenarios) is not cell.independent
     # By the whole call, backward passes too; only what comes before the adapted layers is cheaper.
@@ -171,24 +177,15 @@ def test_attacks_that_need_missing_parts_are_named_and_the_row_is_marked() -> No
     assert "takes no `steps`" in plain.not_run["fpa"]
     assert "takes no `gradient`" in plain.not_run["unrolled"]
     assert "no attribute `updates`" in plain.not_run["averaged"]
-    assert set(plain.not_run) == {"fpa", "gmsa-avg", "gmsa-min", "unrolled", "averaged", "short"}
-    assert set(plain.attacks) == {"denying updates", "high confidence", "lazy"}
+    assert set(plain.not_run) == {"unrolled"} | NEED_STEPS
+    assert set(plain.attacks) == {"denying updates", "high confidence"} | NEED_ADAPT
     assert plain.independent
     assert not plain.missing
     assert not inside.independent
     assert not inside.missing
     assert set(inside.attacks) == {"denying updates", "high confidence"}
     adaptive = {name for name in find_suite("adaptive", "linf") if name in inside.not_run}
-    assert adaptive == {
-        "fpa",
-        "gmsa-avg",
-        "gmsa-min",
-        "unrolled",
-        "averaged",
-        "short",
-        "lazy",
-        "poisoning",
-    }
+    assert adaptive == {"unrolled", "poisoning"} | NEED_STEPS | NEED_ADAPT
     assert all("no adapt(inputs) and predict" in why for why in inside.not_run.values())
     assert "mixed (50 %)" in inside.scenarios
     assert inside.cost is not None

@@ -169,7 +169,7 @@ def test_margin_is_positive_where_misclassified() -> None:
         ({"eps": 1, "step_size": 0.0}, "expected step_size > 0"),
         ({"eps": 1, "restarts": 0}, "expected restarts >= 1, got 0"),
         ({"eps": 1, "loss": "cee"}, "unknown loss 'cee'; did you mean 'ce'"),
-        ({"eps": 1, "start": "there"}, "expected start 'random' or 'input'"),
+        ({"eps": 1, "start": "there"}, "expected start 'random', 'input' or points"),
     ],
 )
 def test_invalid_settings_raise(net: nn.Module, images: Tensor, settings: Any, message: str) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from dent.attacks.checks import Eps, Labels, check_numbers, read_arguments
+from dent.attacks.checks import Eps, Labels, check_numbers, check_start, read_arguments
 from dent.attacks.losses import IndexedLoss, make_loss
 from dent.attacks.norms import lengths, project, sample_in_ball, steepest_direction, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, View, begin
+from dent.attacks.targets import rank_targets
 from dent.seeds import make_generator
 
-MOST_TARGETS = 9  # of the targeted attacks, unless told
 MOMENTUM = 0.75
 RHO = 0.75  # the share of steps since a checkpoint that must increase the loss
 # L1 starts in a larger ball, which shrinks: multiples of eps, and the share of the steps in each ball.
@@ -33,6 +33,8 @@ def apgd(
     norm: str = "linf",
     loss: str = "ce",
     steps: int = 100,
+    step_size: float | None = None,
+    start: Tensor | None = None,
     restarts: int = 1,
     towards: Tensor | None = None,
     draws: int = 1,
@@ -46,6 +48,9 @@ def apgd(
     A broken input leaves the search at once. Inputs that were not broken end at their point of highest
     loss, for transfer.
 
+    step_size: of the first step; 2 eps, or eps for L1, if it is None.
+    start: points to begin from, which are projected into the ball. Of several restarts the first begins
+    there, and the others at random points.
     towards: (N,) the class that each input shall be classified as, instead of any wrong class.
     draws: the number of calls of a random model that are averaged in one step.
     through: a view of the model to take gradients of (`dent.attacks.adaptive`). Success is still the
@@ -65,13 +70,14 @@ def apgd(
     loss_at = make_loss(loss, labels, towards)
     attacked, best, _ = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, towards=towards,
-        draws=draws, through=through, joint=joint, mask=mask,
+        draws=draws, through=through, joint=joint, mask=mask, step_size=step_size,
     )  # fmt: skip
     for restart in range(restarts):
-        random = make_generator(seed, restart)
         run_apgd(
-            attacked, best, inputs.detach(), loss_at, eps=eps, norm=norm, steps=steps, random=random
-        )
+            attacked, best, inputs.detach(), loss_at, eps=eps, norm=norm, steps=steps,
+            step_size=step_size, start=start if restart == 0 else None,
+            random=make_generator(seed, restart),
+        )  # fmt: skip
     return best.submit(attacked)
 
 
@@ -83,7 +89,10 @@ def apgd_targeted(
     eps: Eps,
     norm: str = "linf",
     targets: int | None = None,
+    order: str = "logits",
     steps: int = 100,
+    step_size: float | None = None,
+    start: Tensor | None = None,
     restarts: int = 1,
     draws: int = 1,
     through: View | None = None,
@@ -96,31 +105,25 @@ def apgd_targeted(
     Any wrong class is a success.
 
     targets: the number of classes; nine, or all other classes if there are fewer, if it is None.
+    order: "logits", the likeliest classes; or "distance", those whose boundaries are nearest.
     The other settings are those of `apgd`.
     """
     check_numbers(targets=targets)
     labels, eps = read_arguments(inputs, labels, eps)
     attacked, best, logits = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts,
-        draws=draws, through=through, joint=joint, mask=mask,
+        draws=draws, through=through, joint=joint, mask=mask, step_size=step_size,
     )  # fmt: skip
-    for rank, classes in enumerate(select_targets(logits, best.labels, targets)):
+    inputs = inputs.detach()
+    ranked = rank_targets(attacked, inputs, best.labels, logits, norm=norm, count=targets, order=order)
+    for rank, classes in enumerate(ranked):
         loss_at = make_loss("dlr", best.labels, classes)
         for restart in range(restarts):
-            random = make_generator(seed, restart, rank)
             run_apgd(
-                attacked, best, inputs.detach(), loss_at, eps=eps, norm=norm, steps=steps, random=random
-            )
+                attacked, best, inputs, loss_at, eps=eps, norm=norm, steps=steps, step_size=step_size,
+                start=start if restart == 0 else None, random=make_generator(seed, restart, rank),
+            )  # fmt: skip
     return best.submit(attacked)
-
-
-def select_targets(logits: Tensor, labels: Tensor, count: int | None = None) -> list[Tensor]:
-    """Return each input's `count` likeliest classes other than its label; at most nine if it is None."""
-    others = logits.shape[1] - 1
-    if count is not None and count > others:
-        raise ValueError(f"expected at most {others} targets, one for each other class, got {count}")
-    ranked = logits.scatter(1, labels[:, None], -torch.inf).argsort(1, descending=True)
-    return list(ranked[:, : min(MOST_TARGETS, others) if count is None else count].T)
 
 
 def run_apgd(
@@ -133,13 +136,20 @@ def run_apgd(
     norm: str,
     steps: int,
     random: torch.Generator,
+    step_size: float | None = None,
+    start: Tensor | None = None,
 ) -> None:
     """Run APGD once for all inputs that are still open, and record what it finds in `best`."""
+    if start is not None:
+        check_start(start, inputs)
     if not len(best.list_open()):
         return
-    if norm != "l1":
-        start = draw_start(inputs, eps=eps, norm=norm, random=random)
-        walk(attacked, best, inputs, start, loss, eps=eps, norm=norm, steps=steps)
+    if norm != "l1" or start is not None:  # a given point lies in the ball, which need not shrink
+        if start is None:
+            start = draw_start(inputs, eps=eps, norm=norm, random=random)
+        else:
+            start = project(start.detach().to(inputs), inputs, eps=eps, norm=norm)
+        walk(attacked, best, inputs, start, loss, eps=eps, norm=norm, steps=steps, step_size=step_size)
         return
     points, left = draw_start(inputs, eps=SHRINKING[0][0] * eps, norm=norm, random=random), steps
     for factor, share in SHRINKING:
@@ -148,8 +158,9 @@ def run_apgd(
         left -= count
         points = project(points, inputs, eps=factor * eps, norm=norm)
         points = walk(
-            attacked, best, inputs, points, loss, eps=factor * eps, norm=norm, steps=count, counts=last
-        )
+            attacked, best, inputs, points, loss, eps=factor * eps, norm=norm, steps=count,
+            step_size=None if step_size is None else factor * step_size, counts=last,
+        )  # fmt: skip
 
 
 def draw_start(inputs: Tensor, *, eps: float, norm: str, random: torch.Generator) -> Tensor:
@@ -174,6 +185,7 @@ def walk(
     eps: float,
     norm: str,
     steps: int,
+    step_size: float | None = None,
     counts: bool = True,
 ) -> Tensor:
     """Take `steps` steps from `start`. Return each input's point of highest loss.
@@ -185,7 +197,10 @@ def walk(
     moves = unsqueeze_like(best.mask[at], inputs)
     points = torch.where(moves, start[at], inputs[at])
     answer = attacked.differentiate(points, partial(loss, at))
-    rows = kind.start(at, moves, inputs[at], points, answer.gradient, answer.values, eps=eps)
+    step_size = kind.FIRST * eps if step_size is None else step_size
+    rows = kind.start(
+        at, moves, inputs[at], points, answer.gradient, answer.values, eps=eps, step_size=step_size
+    )
     everyone = torch.ones_like(at, dtype=torch.bool)
     stays = best.update(at, points, answer) if counts else everyone
     for number in range(1, steps + 1):
@@ -246,6 +261,8 @@ class Walk:
 class Momentum(Walk):
     """For Linf and L2: steps with momentum, halved when the loss stalls."""
 
+    FIRST: ClassVar[float] = 2.0  # the first step, as a multiple of eps
+
     low: Tensor  # bounds of each value: the whole ball for Linf, a box around it for L2
     high: Tensor
     old: Tensor  # the points before the last step
@@ -257,13 +274,14 @@ class Momentum(Walk):
     @classmethod
     def start(
         cls, at: Tensor, moves: Tensor, center: Tensor, points: Tensor, gradient: Tensor,
-        values: Tensor, *, eps: float,
+        values: Tensor, *, eps: float, step_size: float,
     ) -> Momentum:  # fmt: skip
         # The reference compares the first loss of a walk with zero, and so do we.
         zero, halved = torch.zeros_like(values), torch.ones_like(values, dtype=torch.bool)
         return cls(
             at, moves, center, points, gradient, points.clone(), gradient.clone(), values.clone(),
-            torch.full_like(values, 2 * eps), (center - eps).clamp_(min=0), (center + eps).clamp_(max=1),
+            torch.full_like(values, step_size),
+            (center - eps).clamp_(min=0), (center + eps).clamp_(max=1),
             points, zero, values, halved, zero,
         )  # fmt: skip
 
@@ -312,18 +330,20 @@ class Momentum(Walk):
 class Sparse(Walk):
     """For L1: steps along the largest values of the gradient, fewer as the best point gets sparser."""
 
+    FIRST: ClassVar[float] = 1.0
+
     share: Tensor  # the share of the values that a step changes
     support: Tensor  # the number of values that the best perturbation changed at the last checkpoint
 
     @classmethod
     def start(
         cls, at: Tensor, moves: Tensor, center: Tensor, points: Tensor, gradient: Tensor,
-        values: Tensor, *, eps: float,
+        values: Tensor, *, eps: float, step_size: float,
     ) -> Sparse:  # fmt: skip
         support = (points != center).flatten(1).sum(1).to(values)
         return cls(
             at, moves, center, points, gradient, points.clone(), gradient.clone(), values.clone(),
-            torch.full_like(values, eps), support / points[0].numel() / SPARSER, support,
+            torch.full_like(values, step_size), support / points[0].numel() / SPARSER, support,
         )  # fmt: skip
 
     @staticmethod

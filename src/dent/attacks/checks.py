@@ -120,6 +120,17 @@ def check_numbers(**numbers: float | None) -> None:
             raise ValueError(f"expected {name} >= {smallest}, got {value}")
 
 
+def check_start(start: Tensor, inputs: Tensor) -> None:
+    """Raise ValueError if `start` is not a finite point for each input."""
+    if start.shape != inputs.shape or not start.is_floating_point():
+        raise ValueError(
+            f"expected a point to start from for each input, {tuple(inputs.shape)}, "
+            f"got {start.dtype} {tuple(start.shape)}"
+        )
+    if start.device != inputs.device or not start.isfinite().all():
+        raise ValueError(f"expected finite points to start from on {inputs.device}, as the inputs")
+
+
 def check_draws(draws: int, has_view: bool) -> None:
     """Raise ValueError if the number of draws is invalid, or if a view would have to be averaged."""
     check_numbers(draws=draws)

@@ -10,16 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dent.attacks.apgd import select_targets
 from dent.attacks.checks import Eps, Labels, check_numbers, read_arguments
-from dent.attacks.norms import lengths, project, sample_in_ball, unsqueeze_like
+from dent.attacks.norms import DUALS, lengths, project, sample_in_ball, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Model, begin, compute_gradient
+from dent.attacks.targets import rank_targets, select_targets
 from dent.seeds import make_generator
 
 ALPHA = 0.1  # the largest weight of the input in a step
 OVERSHOOT = 1.05
 BACK = 0.9  # the share of a perturbation that remains after a success
-DUAL = {"linf": "l1", "l2": "l2", "l1": "linf"}
 NEWTON_STEPS = 25  # at most; three or four are usual
 LARGEST = 256  # the number of values that L1 tries first
 
@@ -77,6 +76,7 @@ def fab_targeted(
     eps: Eps,
     norm: str = "linf",
     targets: int | None = None,
+    order: str = "logits",
     steps: int = 100,
     restarts: int = 1,
     minimize: bool = False,
@@ -88,7 +88,7 @@ def fab_targeted(
 
     Any wrong class is a success.
 
-    targets: the number of classes; nine, or all other classes if there are fewer, if it is None.
+    targets, order: as in `apgd_targeted`.
     The other settings are those of `fab`.
     """
     check_numbers(targets=targets)
@@ -97,7 +97,8 @@ def fab_targeted(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, joint=joint, mask=mask
     )
     search = _Search(attacked, best, inputs, eps=eps, norm=norm, steps=steps, minimize=minimize)
-    for rank, classes in enumerate(select_targets(logits, best.labels, targets)):
+    ranked = rank_targets(attacked, inputs, best.labels, logits, norm=norm, count=targets, order=order)
+    for rank, classes in enumerate(ranked):
         for restart in range(restarts):
             search.run(classes[:, None], make_generator(seed, restart, rank) if restart else None)
     return best.submit(attacked)
@@ -280,7 +281,7 @@ class Linearization:
 
 def _choose_nearer(norm: str, one: Hyperplane, other: Hyperplane) -> Hyperplane:
     distance, further = (
-        plane.gaps.abs() / lengths(plane.normals, DUAL[norm]).flatten().clamp(min=1e-12)
+        plane.gaps.abs() / lengths(plane.normals, DUALS[norm]).flatten().clamp(min=1e-12)
         for plane in (other, one)
     )
     nearer = distance < further

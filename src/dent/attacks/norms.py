@@ -7,6 +7,8 @@ from torch import Tensor
 
 # Each norm and its p.
 NORMS: dict[str, float] = {"linf": float("inf"), "l2": 2.0, "l1": 1.0}
+# The norm of a gradient that bounds how much a step of length one can change the function.
+DUALS = {"linf": "l1", "l2": "l2", "l1": "linf"}
 
 
 def unsqueeze_like(values: Tensor, points: Tensor) -> Tensor:

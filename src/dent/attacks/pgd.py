@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dent.attacks.checks import Eps, Labels, read_arguments
+from dent.attacks.checks import Eps, Labels, check_start, read_arguments
 from dent.attacks.losses import make_loss
 from dent.attacks.norms import project, sample_in_ball, steepest_direction, unsqueeze_like
 from dent.attacks.search import AttackResult, Model, View, begin
@@ -25,7 +25,7 @@ def pgd(
     steps: int = 40,
     step_size: float | None = None,
     loss: str = "ce",
-    start: str = "random",
+    start: str | Tensor = "random",
     restarts: int = 1,
     towards: Tensor | None = None,
     draws: int = 1,
@@ -40,7 +40,8 @@ def pgd(
     `steps=1, step_size=eps, start="input"`.
 
     step_size: 2.5 eps / steps if it is None.
-    start: "random", a uniform point of the ball, or "input".
+    start: "random", a uniform point of the ball; "input"; or points, which are projected into the ball.
+    Of several restarts the first begins at these points, and the others at random ones.
     The other settings are those of `apgd`.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
@@ -49,9 +50,11 @@ def pgd(
     >>> result.queries, bool(((result.inputs - inputs).abs() <= 0.001 + 1e-6).all())
     (16, True)
     """
-    if start not in ("random", "input"):
-        raise ValueError(f"expected start 'random' or 'input', got {start!r}")
     labels, eps = read_arguments(inputs, labels, eps)
+    if isinstance(start, Tensor):
+        check_start(start, inputs)
+    elif start not in ("random", "input"):
+        raise ValueError(f"expected start 'random', 'input' or points, got {start!r}")
     loss_at = make_loss(loss, labels, towards)
     attacked, best, _ = begin(
         model, inputs, labels, eps=eps, norm=norm, steps=steps, step_size=step_size,
@@ -61,7 +64,9 @@ def pgd(
     step_size = 2.5 * eps / max(steps, 1) if step_size is None else step_size
     for restart in range(restarts):
         at, points = best.list_open(), inputs
-        if start == "random":
+        if isinstance(start, Tensor) and restart == 0:
+            points = project(start.detach().to(inputs), inputs, eps=eps, norm=norm)
+        elif start != "input":
             noise = sample_in_ball(inputs.shape, norm, make_generator(seed, restart)).to(inputs)
             points = (points + eps * noise).clamp(0, 1)
         points = points[at]

@@ -55,6 +55,9 @@ class View(Protocol):
     A call yields one or more tensors of logits for the points. An attack averages the gradients of
     their losses. After a call, `exact` is True if the last logits are the ones that the model itself
     returns for these points. If it is False, they do not tell which points are broken.
+
+    A view that knows the model's own answer, but follows other logits, is exact if it has the answer in
+    an attribute `own`.
     """
 
     exact: bool
@@ -125,7 +128,9 @@ class AttackedModel:
                 parts.append((values.detach(), gradient, answers.detach()))
         losses, gradients, logits = zip(*parts, strict=True)
         exact = self.through is None or self.through.exact
+        own = getattr(self.through, "own", None)
         answer = logits[-1][-1] if self.through else torch.cat(logits).mean(0)
+        answer = answer if own is None or not exact else own
         gradient = gradients[0] if len(parts) == 1 else torch.stack(gradients).mean(0)
         return Answer(torch.cat(losses).mean(0), gradient, answer, exact)
 
@@ -292,6 +297,11 @@ def begin(
 def depends_on_batch(model: Model) -> bool:
     """Return True if the model declares `independent = False`."""
     return getattr(model, "independent", None) is False
+
+
+def is_independent(model: Model) -> bool:
+    """Return True if the model declares `independent = True`; it may not say."""
+    return getattr(model, "independent", None) is True
 
 
 def is_broken(logits: Tensor, labels: Tensor, towards: Tensor | None = None) -> Tensor:

@@ -16,13 +16,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from dent.attacks import AttackResult, adaptive, pgd
 from dent.attacks.autoattack import ATTACKS as DIRECT
 from dent.attacks.losses import LOSSES
+from dent.attacks.targets import ORDERS
 from dent.declared import Declared
 from dent.evaluation.runners import (
     attack_defense,
     attack_model,
     attack_one_among,
+    attack_states,
     attack_static,
-    average_states,
+    attack_view,
+    count_share,
     mix,
     poison,
     shorten_updates,
@@ -138,13 +141,26 @@ def _check_name(table: Mapping[str, Any], name: str) -> str:
 
 Steps = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Loss = Annotated[str, AfterValidator(partial(_check_name, LOSSES))]
+Order = Annotated[str, AfterValidator(partial(_check_name, ORDERS))]
 Offline = Annotated[str, AfterValidator(partial(_check_name, adaptive.OFFLINE))]
 OfflineNames = Annotated[tuple[Offline, ...], BeforeValidator(_read_names), Field(min_length=1)]
 
 OTHERS = 9  # classes that a targeted attack tries in turn
+FEW = 3  # classes that attacks made for adaptation try, by the distance to their boundaries
 CLIMB: Options = {"steps": (Steps, 100), "restarts": (Count, 1)}
+VIEW: Options = {**CLIMB, "targets": (Steps, 0)}
+EVERY: Options = {"every": (Count, 5)}
+SHARE: Options = {"updates": (Steps | None, None), "share": (Share, 0.5)}
+OFFLINE: Options = {
+    **CLIMB, "attacks": (OfflineNames, ("apgd-ce", "apgd-margin", "apgd-t")), "targets": (Count, FEW)
+}  # fmt: skip
+CHAIN: Options = {
+    "steps": (Steps, 100), "rounds": (Count, 3), "loss": (Loss, "margin"), **EVERY
+}  # fmt: skip
+ORDER: Options = {"order": (Order, "logits"), "targets": (Count, OTHERS)}
 DRAW: Options = {**CLIMB, "draws": (Count, 1)}
 ROUNDS: Options = {**CLIMB, "rounds": (Count, 10), "loss": (Loss, "margin"), "targets": (Steps, 0)}
 
@@ -165,9 +181,19 @@ def _unroll(f: Forwards, o: dict[str, Any]) -> float:
     return _count_steps(o) * 3 * f.answer + f.asked
 
 
-def _transfer(f: Forwards, o: dict[str, Any]) -> float:
-    runs = sum(OTHERS if name == "apgd-t" else 1 for name in o["attacks"])
-    return float(2 * runs * (o["steps"] + 1) + (len(o["attacks"]) + 1) * f.answer)
+def _transfer(f: Forwards, o: dict[str, Any], *, gradient: float = 2.0) -> float:
+    """Climb at the cost of `gradient`, with the gradients that rank targets, and submit each batch."""
+    runs = sum(o["targets"] if name == "apgd-t" else 1 for name in o["attacks"])
+    searched = runs * _count_steps(o) + len(o["attacks"]) * 3
+    return float(searched * gradient + OTHERS + (len(o["attacks"]) + 1) * f.answer)
+
+
+def _follow(f: Forwards, o: dict[str, Any], *, runs: int = 1) -> float:
+    """Climb through a view that adapts at every few steps."""
+    runs *= max(o.get("targets", 0), 1)
+    ranks = f.gradient + OTHERS if o.get("targets") else 0
+    climbed = runs * _count_steps({"restarts": 1} | o) * (f.answer / o["every"] + 3)
+    return float(climbed + ranks + 2 * f.asked)
 
 
 def _iterate(f: Forwards, o: dict[str, Any], *, models: float = 0.5) -> float:
@@ -176,9 +202,21 @@ def _iterate(f: Forwards, o: dict[str, Any], *, models: float = 0.5) -> float:
     return float(o["rounds"] * (_count_steps(o) * 2 * climbed + 2 * f.answer) + 2 * f.answer)
 
 
+def _count_short(f: Forwards, o: dict[str, Any]) -> float:
+    """Return the cost of a gradient behind a share of the updates."""
+    updates = count_share(f.updates, o["share"]) if o["updates"] is None else o["updates"]
+    return Forwards(updates).gradient
+
+
 def _shorten(f: Forwards, o: dict[str, Any]) -> float:
-    updates = f.updates // 2 if o["updates"] is None else o["updates"]
-    return _count_steps(o) * Forwards(updates).gradient + f.asked
+    runs = max(o["targets"], 1)
+    ranks = f.gradient + OTHERS if o["targets"] else 0
+    return float(runs * _count_steps(o) * _count_short(f, o) + ranks + 2 * f.asked)
+
+
+def _chain(f: Forwards, o: dict[str, Any]) -> float:
+    static = 2 * (o["steps"] + 1) + f.answer
+    return float(static + _follow(f, o) + _iterate(f, {"restarts": 1} | o, models=0))
 
 
 def _surround(f: Forwards, o: dict[str, Any]) -> float:
@@ -216,8 +254,8 @@ ATTACKS: dict[str, Attack] = {
         _direct("apgd-ce", DIRECT["apgd-ce"], DRAW, _climb, "APGD on the cross-entropy"),
         _direct("apgd-dlr", DIRECT["apgd-dlr"], DRAW, _climb, "APGD on the ratio of logits"),
         _direct(
-            "apgd-t", DIRECT["apgd-t"], DRAW | {"targets": (Count, OTHERS)},
-            lambda f, o: o["targets"] * _count_steps(o) * f.gradient + f.asked,
+            "apgd-t", DIRECT["apgd-t"], DRAW | ORDER,
+            lambda f, o: o["targets"] * _count_steps(o) * f.gradient + f.asked + OTHERS,
             "APGD toward nine classes",
         ),
         _direct(
@@ -227,8 +265,8 @@ ATTACKS: dict[str, Attack] = {
             "across the nearest boundary",
         ),
         _direct(
-            "fab-t", DIRECT["fab-t"], CLIMB | {"targets": (Count, OTHERS)},
-            lambda f, o: o["targets"] * _count_steps(o) * (f.gradient + f.answer) + f.asked,
+            "fab-t", DIRECT["fab-t"], CLIMB | ORDER,
+            lambda f, o: o["targets"] * _count_steps(o) * (f.gradient + f.answer) + f.asked + OTHERS,
             "across nine boundaries in turn",
         ),
         _direct(
@@ -237,10 +275,17 @@ ATTACKS: dict[str, Attack] = {
             "random squares, without gradients", budget="queries",
         ),
         _adaptive(
-            "denying updates", partial(attack_static, adaptive.denying_updates),
-            {"steps": (Steps, 100), "attacks": (OfflineNames, ("apgd-ce", "apgd-t"))}, _transfer,
+            "denying updates", partial(attack_static, adaptive.denying_updates), OFFLINE, _transfer,
             "maximize the loss of the static model, then submit to the defense", needs_updates=False,
             needs=("static",),
+        ),
+        _adaptive(
+            "denying most updates",
+            partial(shorten_updates, attack_defense, adaptive.denying_most_updates, share=0.25),
+            OFFLINE | SHARE | {"share": (Share, 0.25)},
+            lambda f, o: _transfer(f, o, gradient=_count_short(f, o)),
+            "maximize the loss behind a quarter of the updates, then submit to all",
+            needs=("updates", "steps"),
         ),
         _adaptive(
             "high confidence", partial(attack_static, adaptive.high_confidence),
@@ -267,18 +312,34 @@ ATTACKS: dict[str, Attack] = {
             "exact gradient, through the updates", needs=("unrolled",),
         ),
         _adaptive(
-            "averaged", average_states, DRAW,
-            lambda f, o: _count_steps(o) * (f.answer + 2 * (f.updates + 1)) + f.asked,
+            "averaged", partial(attack_states, adaptive.averaged),
+            DRAW | {"sharpness": (Finite, 0.0)},
+            lambda f, o: _count_steps(o) * (f.answer + 3 * (f.updates + 1)) + f.asked,
             "gradients averaged over the states of the defense", needs=("updates", "start", "steps"),
         ),
         _adaptive(
-            "short", shorten_updates, DRAW | {"updates": (Steps | None, None)}, _shorten,
-            "attack half of the updates, submit to all", needs=("updates", "steps"),
+            "trajectory", partial(attack_states, adaptive.trajectory),
+            CLIMB | EVERY | {"loss": (Loss, "margin")},
+            lambda f, o: _count_steps(o) * (f.answer / o["every"] + 3 * (f.updates + 1)) + 2 * f.asked,
+            "lowest margin over the states of the defense", needs=("updates", "start", "steps"),
         ),
         _adaptive(
-            "lazy", partial(attack_defense, adaptive.lazy), CLIMB | {"every": (Count, 5)},
-            lambda f, o: _count_steps(o) * (f.answer / o["every"] + 2) + f.asked,
+            "short", partial(shorten_updates, attack_view, adaptive.short), VIEW | DRAW | SHARE,
+            _shorten, "attack a share of the updates, submit to all", needs=("updates", "steps"),
+        ),
+        _adaptive(
+            "lazy", partial(attack_view, adaptive.lazy), VIEW | EVERY, _follow,
             "adapt only at every fifth step", needs=("adapt",),
+        ),
+        _adaptive(
+            "chained", partial(attack_static, adaptive.chained), CHAIN, _chain,
+            "the static model, then lazy, then fpa, each from the last one's points",
+            needs=("static", "adapt"),
+        ),
+        _adaptive(
+            "balanced", partial(attack_static, adaptive.balanced), CHAIN | {"loss": (Loss, "ce")},
+            lambda f, o: 2 * (o["steps"] + 1) + f.answer + _follow(f, o, runs=o["rounds"]),
+            "toward wrong classes, each for as many inputs", needs=("static", "adapt"),
         ),
         Attack(
             "mixed", "scenario", mix, CLIMB | {"share": (Share, ...)}, _climb,

@@ -213,11 +213,15 @@ class AnyDefense:
 
     Only calls that mean the same without the argument may leave it away: a stale gradient is that of
     inputs without a gradient. All others belong to attacks that are not run on such a defense.
+
+    independent: True if no answer depends on the batch, as the evaluation has found.
     """
 
-    def __init__(self, defense: Any) -> None:
+    def __init__(self, defense: Any, independent: bool | None = None) -> None:
         self.defense = defense
-        self._takes = {part for part in PARTS if accepts(defense.adapt, part)}
+        self.independent = independent
+        adapt = getattr(defense, "adapt", None)
+        self._takes = {part for part in PARTS if adapt is not None and accepts(adapt, part)}
 
     def __call__(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.defense(inputs)

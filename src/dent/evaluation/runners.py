@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dent.attacks import AttackResult, adaptive
+from dent.attacks import AttackResult, adaptive, apgd_targeted
 from dent.attacks.autoattack import ATTACKS as DIRECT
 from dent.attacks.fused import fuse_batch_norm
 from dent.evaluation.defenses import NO_STATIC, AnyDefense, Subject
@@ -33,7 +33,7 @@ def attack_model(
     is_plain = subject.model is subject.static and not joint
     model = fuse_batch_norm(subject.model, inputs) if is_plain else subject.model
     if "targets" in options:
-        options["targets"] = min(options["targets"], subject.count_classes(inputs) - 1)
+        options["targets"] = _limit_targets(subject, inputs, options["targets"])
     return attack(model, inputs, labels, mask=mask, joint=joint, **options)
 
 
@@ -44,25 +44,67 @@ def attack_static(
     if subject.static is None:
         raise ValueError(f"expected a static model to attack, got none: {NO_STATIC}")
     static = fuse_batch_norm(subject.static, inputs)
-    return attack(subject.model, static, inputs, labels, **options)
+    if "targets" in options:
+        options["targets"] = _limit_targets(subject, inputs, options["targets"])
+    model = AnyDefense(subject.model, subject.independent)
+    return attack(model, static, inputs, labels, **options)
 
 
 def attack_defense(
+    run: Callable[..., AttackResult], subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
+) -> AttackResult:
+    if "targets" in options:
+        options["targets"] = _limit_targets(subject, inputs, options["targets"])
+    return run(AnyDefense(subject.defense, subject.independent), inputs, labels, **options)
+
+
+def attack_view(
+    attack: Callable[..., AttackResult],
+    subject: Subject,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    targets: int = 0,
+    **options: Any,
+) -> AttackResult:
+    """Attack through a view: increase the cross-entropy or, with `targets`, the targeted DLR loss."""
+    if targets:
+        targets = _limit_targets(subject, inputs, targets)
+        options["attack"] = partial(apgd_targeted, targets=targets, order="distance")
+    return attack_defense(attack, subject, inputs, labels, **options)
+
+
+def attack_states(
     attack: Callable[..., AttackResult], subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
 ) -> AttackResult:
-    return attack(AnyDefense(subject.defense), inputs, labels, **options)
-
-
-def average_states(subject: Subject, inputs: Tensor, labels: Tensor, **options: Any) -> AttackResult:
-    defense = AnyDefense(subject.defense)
-    return adaptive.averaged(defense, inputs, labels, updates=subject.updates or 0, **options)
+    """Attack all states of the adaptation."""
+    return attack_defense(attack, subject, inputs, labels, updates=subject.updates or 0, **options)
 
 
 def shorten_updates(
-    subject: Subject, inputs: Tensor, labels: Tensor, *, updates: int | None = None, **options: Any
+    run: Callable[..., AttackResult],
+    attack: Callable[..., AttackResult],
+    subject: Subject,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    updates: int | None = None,
+    share: float = 0.5,
+    **options: Any,
 ) -> AttackResult:
-    updates = (subject.updates or 0) // 2 if updates is None else updates
-    return adaptive.short(AnyDefense(subject.defense), inputs, labels, updates=updates, **options)
+    """Run an attack on the defense with a share of its updates, or with `updates` of them."""
+    updates = count_share(subject.updates, share) if updates is None else updates
+    return run(attack, subject, inputs, labels, updates=updates, **options)
+
+
+def count_share(updates: int | None, share: float) -> int:
+    """Return a share of the updates, at least one."""
+    return max(int(share * (updates or 0)), 1)
+
+
+def _limit_targets(subject: Subject, inputs: Tensor, targets: int) -> int:
+    """Return the number of targets, or of the other classes if there are fewer."""
+    return min(targets, subject.count_classes(inputs) - 1)
 
 
 def mix(
@@ -126,7 +168,7 @@ def poison(
     """Perturb malicious members, in [0, 1] but in no ball; the natural members count."""
     malicious = adaptive.draw_mask(len(inputs), share, seed=seed).to(inputs.device)
     return adaptive.poisoning(
-        AnyDefense(subject.defense),
+        AnyDefense(subject.defense, subject.independent),
         inputs,
         labels,
         malicious=malicious,

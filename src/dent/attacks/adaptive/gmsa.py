@@ -11,10 +11,12 @@ from torch import Tensor
 
 from dent.attacks.adaptive.submission import pick_strongest, submit
 from dent.attacks.adaptive.views import DynamicDefense, State
-from dent.attacks.apgd import run_apgd, select_targets
-from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, read_arguments
+from dent.attacks.apgd import run_apgd
+from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, check_start, read_arguments
 from dent.attacks.losses import make_loss
+from dent.attacks.norms import project, unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, BestPoints, Loss
+from dent.attacks.targets import rank_targets
 from dent.names import lookup
 from dent.seeds import make_generator
 
@@ -32,6 +34,7 @@ def gmsa(
     steps: int = 100,
     restarts: int = 1,
     targets: int = 0,
+    start: Tensor | None = None,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
@@ -42,7 +45,10 @@ def gmsa(
     natural inputs, is returned whole. The authors use PGD with 5 restarts and 9 targets; we use APGD.
 
     over: how the losses of the models are combined, a name of `OVER`.
-    targets: the number of likeliest other classes that each round also attacks towards.
+    targets: the number of classes that each round also attacks towards: those whose boundaries are
+    nearest to the inputs, on the adapted model.
+    start: points to begin from. Then the first model is the defense as adapted to them, and each round
+    begins at the last round's points, with half the first step.
     """
     make_view = lookup("combination of models", over, OVER)
     check_numbers(targets=targets or None)
@@ -53,23 +59,41 @@ def gmsa(
     inputs, labels = inputs.detach(), labels.long()
     everyone = torch.arange(len(labels), device=labels.device)
     results = [submit(defense, inputs, labels)]
-    towards = [None, *select_targets(results[0].logits, labels, targets)]
+    towards: list[Tensor | None] = [None]
+    if targets:
+        towards += rank_targets(
+            AttackedModel(defense), inputs, labels, results[0].logits,
+            norm=norm, count=targets, order="distance",
+        )  # fmt: skip
     losses = [make_loss(loss, labels, classes) for classes in towards]
-    states = [defense.adapt(inputs, steps=0, gradient="stale")]
+    states = []
+    if start is None:
+        states.append(defense.adapt(inputs, steps=0, gradient="stale"))
+    else:
+        check_start(start, inputs)
+        points = project(start.detach().to(inputs), inputs, eps=eps, norm=norm)
+        if mask is not None:
+            points = torch.where(unsqueeze_like(mask, points), points, inputs)
+        results.append(submit(defense, points, labels))
     for number in range(rounds):
-        if number > 0:
-            states.append(defense.adapt(results[-1].inputs, gradient="stale"))
+        last = results[-1].inputs
+        if number > 0 or start is not None:
+            states.append(defense.adapt(last, gradient="stale"))
         attacked = AttackedModel(defense, joint=True, mask=mask)
         best = BestPoints(inputs, labels, joint=True, mask=mask)
         for restart in range(restarts):
             for rank, loss_at in enumerate(losses):
                 view = make_view(defense, states, partial(loss_at, everyone))
                 attacked.through = view
-                random = make_generator(seed, number, restart, rank)
-                run_apgd(attacked, best, inputs, loss_at, eps=eps, norm=norm, steps=steps, random=random)
+                run_apgd(
+                    attacked, best, inputs, loss_at, eps=eps, norm=norm, steps=steps,
+                    start=None if start is None or restart else last,
+                    step_size=None if start is None or restart else eps,
+                    random=make_generator(seed, number, restart, rank),
+                )  # fmt: skip
                 attacked.queries += view.extra_queries
         results.append(attacked.submit(best.points, labels))
-    return pick_strongest(results, mask)
+    return pick_strongest(defense, results, mask)
 
 
 def fpa(defense: DynamicDefense[State], inputs: Tensor, labels: Labels, **settings: Any) -> AttackResult:

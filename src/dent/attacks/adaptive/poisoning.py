@@ -71,7 +71,7 @@ def poisoning(
                 best, most = points, reached
             points = take_step(points, answer.gradient, inputs, eps=eps, norm=norm, step_size=step_size)
     natural = submit(defense, inputs, labels)
-    result = pick_strongest([attacked.submit(best, labels), natural], benign)
+    result = pick_strongest(defense, [attacked.submit(best, labels), natural], benign)
     return PartResult(**vars(result), part=benign)
 
 

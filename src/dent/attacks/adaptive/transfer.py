@@ -1,22 +1,31 @@
-"""Attacks that search on the static model and submit to the defense."""
+"""Attacks that search on the static model, or behind few updates, and submit to the defense."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dent.attacks.adaptive.submission import pick_strongest, submit
-from dent.attacks.apgd import apgd, select_targets
+from dent.attacks.adaptive.submission import pick_strongest, submit, transfer
+from dent.attacks.adaptive.views import DynamicDefense, State
+from dent.attacks.apgd import apgd, apgd_targeted
 from dent.attacks.autoattack import ATTACKS
 from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, read_arguments
 from dent.attacks.search import AttackResult, Model
+from dent.attacks.targets import select_targets
 from dent.names import lookup
 
-OFFLINE = {name: ATTACKS[name] for name in ("apgd-ce", "apgd-dlr", "apgd-t")}
-MOST_TARGETS = 3  # of `high_confidence`, unless told
+OFFLINE: dict[str, Callable[..., AttackResult]] = {
+    "apgd-ce": ATTACKS["apgd-ce"],
+    "apgd-dlr": ATTACKS["apgd-dlr"],
+    "apgd-margin": partial(apgd, loss="margin"),
+    "apgd-t": apgd_targeted,
+}
+MOST_TARGETS = 3  # unless told
 
 
 def denying_updates(
@@ -27,8 +36,10 @@ def denying_updates(
     *,
     eps: Eps,
     norm: str = "linf",
-    attacks: Sequence[str] = ("apgd-ce", "apgd-t"),
+    attacks: Sequence[str] = ("apgd-ce", "apgd-margin", "apgd-t"),
+    targets: int | None = None,
     steps: int = 100,
+    restarts: int = 1,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
@@ -38,12 +49,31 @@ def denying_updates(
 
     static: the model without updates.
     attacks: names of `OFFLINE`.
+    targets: the number of classes that "apgd-t" tries, by the distance to their boundaries; three, or
+    all other classes if there are fewer, if it is None.
     """
     results = offline(
-        defense, static, inputs, labels,
-        eps=eps, norm=norm, attacks=attacks, steps=steps, mask=mask, seed=seed,
+        defense, static, inputs, labels, eps=eps, norm=norm, attacks=attacks, targets=targets,
+        steps=steps, restarts=restarts, mask=mask, seed=seed,
     )  # fmt: skip
-    return pick_strongest(results.values(), mask)
+    return pick_strongest(defense, results.values(), mask)
+
+
+def denying_most_updates(
+    defense: DynamicDefense[State], inputs: Tensor, labels: Labels, *, updates: int, **settings: Any
+) -> AttackResult:
+    """Do what `denying_updates` does, from the defense with only `updates` updates.
+
+    Points of highest loss behind a few updates were found to transfer better than those of the static
+    model, and better than the gradient behind all updates allows.
+    """
+    check_numbers(updates=updates)
+
+    def shortened(points: Tensor) -> Tensor:
+        state = defense.adapt(points.detach(), steps=updates, gradient="stale")
+        return defense.predict(points, state)
+
+    return denying_updates(defense, shortened, inputs, labels, **settings)
 
 
 def offline(
@@ -54,8 +84,10 @@ def offline(
     *,
     eps: Eps,
     norm: str = "linf",
-    attacks: Sequence[str] = ("apgd-ce", "apgd-t"),
+    attacks: Sequence[str] = ("apgd-ce", "apgd-margin", "apgd-t"),
+    targets: int | None = None,
     steps: int = 100,
+    restarts: int = 1,
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> dict[str, AttackResult]:
@@ -68,13 +100,26 @@ def offline(
         raise ValueError(f"expected one attack or more, of: {', '.join(OFFLINE)}; got none")
     chosen = {name: lookup("offline attack", name, OFFLINE) for name in attacks}
     labels, eps = read_arguments(inputs, labels, eps)
+    check_numbers(targets=targets)
     results = {}
     for name, attack in chosen.items():
+        own: dict[str, Any] = {}
+        if name == "apgd-t":
+            own = {"targets": _count_targets(static, inputs, targets), "order": "distance"}
         result = attack(
-            static, inputs, labels, eps=eps, norm=norm, steps=steps, joint=True, mask=mask, seed=seed
-        )
-        results[name] = _transfer(defense, result, labels)
+            static, inputs, labels, eps=eps, norm=norm, steps=steps, restarts=restarts, joint=True,
+            mask=mask, seed=seed, **own,
+        )  # fmt: skip
+        results[name] = transfer(defense, result, labels)
     return results
+
+
+def _count_targets(model: Model, inputs: Tensor, targets: int | None) -> int:
+    """Return the number of targets that was asked for, or three, or all other classes if fewer."""
+    if targets is not None:
+        return targets
+    with torch.no_grad():
+        return min(MOST_TARGETS, model(inputs[:1]).shape[1] - 1)
 
 
 def high_confidence(
@@ -116,12 +161,6 @@ def high_confidence(
     most_confident = torch.stack(confidences).argmax(0)
     everyone = torch.arange(len(inputs), device=inputs.device)
     batch = torch.stack([result.inputs for result in found])[most_confident, everyone]
-    results = [_transfer(defense, result, labels) for result in found]
-    best = pick_strongest([*results, submit(defense, batch, labels)], mask)
+    results = [transfer(defense, result, labels) for result in found]
+    best = pick_strongest(defense, [*results, submit(defense, batch, labels)], mask)
     return replace(best, queries=best.queries + natural.queries)
-
-
-def _transfer(defense: Model, result: AttackResult, labels: Tensor) -> AttackResult:
-    """Submit the result of an attack on another model to the defense, and add up the costs of both."""
-    own = submit(defense, result.inputs, labels)
-    return replace(own, queries=own.queries + result.queries, gradients=result.gradients)

@@ -7,7 +7,9 @@ With any view, success is decided by the answer of the whole defense to the subm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from dent.attacks.adaptive.submission import pick_strongest, submit
 from dent.attacks.apgd import apgd
 from dent.attacks.checks import Eps, Labels, check_numbers, read_arguments
+from dent.attacks.losses import cross_entropy
 from dent.attacks.search import AttackResult, Model, View
 
 State = TypeVar("State")
@@ -82,6 +85,7 @@ def averaged(
     labels: Labels,
     *,
     updates: int,
+    sharpness: float = 0.0,
     eps: Eps,
     norm: str = "linf",
     attack: GradientAttack = apgd,
@@ -92,9 +96,13 @@ def averaged(
     The last state alone may give no useful gradient; the mean over all states is smoother.
 
     updates: the number of updates that the defense makes (for dent, `defended.settings.steps`).
+    sharpness: weights of the states are softmax(sharpness * cross-entropy), for each input. With 0 they
+    are equal; below 0 the states that withstand the attack best count most. Not for `joint=False`.
     attack: the gradient attack. settings: its other settings.
     """
-    view = Averaged(defense, updates)
+    labels, eps = read_arguments(inputs, labels, eps)
+    weigh = partial(_weigh_states, labels.long(), sharpness) if sharpness else None
+    view = Averaged(defense, updates, weigh)
     return attack_through_view(attack, defense, view, inputs, labels, eps=eps, norm=norm, **settings)
 
 
@@ -167,10 +175,12 @@ def attack_through_view(
     labels, eps = read_arguments(inputs, labels, eps)
     check_numbers(draws=draws)
     recorder = _LastPoints(view, draws)
+    asked = getattr(view, "extra_queries", 0)
     result = attack(model, inputs, labels, eps=eps, through=recorder, joint=joint, mask=mask, **settings)
+    result = replace(result, queries=result.queries + getattr(view, "extra_queries", 0) - asked)
     if recorder.exact or recorder.points is None or not joint:
         return result
-    return pick_strongest([result, submit(model, recorder.points, labels)], mask)
+    return pick_strongest(model, [result, submit(model, recorder.points, labels)], mask)
 
 
 class Direct:
@@ -201,26 +211,60 @@ class Averaged(Generic[State]):
     """The defense after 0, 1, ... and `updates` updates, each state a constant.
 
     It is exact if the defense makes no more updates; the first call finds out.
+
+    weigh: from the logits of all states (states, N, classes) to the weight of each state for each input
+    (states, N), which sum to 1 over the states. The states count alike if it is None.
     """
 
-    def __init__(self, defense: DynamicDefense[State], updates: int) -> None:
+    def __init__(
+        self,
+        defense: DynamicDefense[State],
+        updates: int,
+        weigh: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         check_numbers(updates=updates)
         self.defense = defense
         self.updates = updates
+        self.weigh = weigh
+        self.extra_queries = 0  # inputs asked without a gradient
         self.exact = False
         self._is_checked = False
 
     def __call__(self, points: Tensor) -> Iterator[Tensor]:
-        still = points.detach()
-        state = self.defense.adapt(still, steps=0, gradient="stale")
-        logits = self.defense.predict(points, state)
-        yield logits
-        for _ in range(self.updates):
-            state = self.defense.adapt(still, start=state, steps=1, gradient="stale")
+        states: Iterable[State] = follow_states(self.defense, points, self.updates)
+        weights = None
+        if self.weigh is not None:
+            states = list(states)
+            with torch.no_grad():
+                answers = torch.stack([self.defense.predict(points, state) for state in states])
+            self.extra_queries += len(states) * len(points)
+            weights = self.weigh(answers) * len(states)
+        for number, state in enumerate(states):
             logits = self.defense.predict(points, state)
-            yield logits
+            yield logits if weights is None else scale_gradient(logits, weights[number])
         if not self._is_checked:
-            self.exact, self._is_checked = _is_own_answer(self.defense, points, logits), True
+            self.exact, self._is_checked = is_own_answer(self.defense, points, logits), True
+
+
+def follow_states(defense: DynamicDefense[State], points: Tensor, updates: int) -> Iterator[State]:
+    """Yield the states after 0, 1, ... and `updates` updates on the points, as constants."""
+    points = points.detach()
+    state = defense.adapt(points, steps=0, gradient="stale")
+    yield state
+    for _ in range(updates):
+        state = defense.adapt(points, start=state, steps=1, gradient="stale")
+        yield state
+
+
+def scale_gradient(logits: Tensor, factors: Tensor) -> Tensor:
+    """Return the same logits (N, classes), with the gradient of each row multiplied by its factor."""
+    still = logits.detach()
+    return still + factors[:, None] * (logits - still)
+
+
+def _weigh_states(labels: Tensor, sharpness: float, answers: Tensor) -> Tensor:
+    losses = torch.stack([cross_entropy(logits, labels) for logits in answers])
+    return (sharpness * losses).softmax(0)
 
 
 class Short(Generic[State]):
@@ -246,7 +290,7 @@ class Short(Generic[State]):
         logits = self.defense.predict(points, state)
         yield logits
         if not self._is_checked:
-            self.exact, self._is_checked = _is_own_answer(self.defense, points, logits), True
+            self.exact, self._is_checked = is_own_answer(self.defense, points, logits), True
 
 
 class Lazy(Generic[State]):
@@ -281,16 +325,17 @@ class _LastPoints:
         self.view = view
         self.draws = draws
         self.exact = view.exact
+        self.own: Tensor | None = None
         self.points: Tensor | None = None
 
     def __call__(self, points: Tensor) -> Iterator[Tensor]:
         self.points = points.detach().clone()
         for _ in range(self.draws):
             yield from self.view(points)
-        self.exact = self.view.exact
+        self.exact, self.own = self.view.exact, getattr(self.view, "own", None)
 
 
-def _is_own_answer(defense: Model, points: Tensor, logits: Tensor) -> bool:
+def is_own_answer(defense: Model, points: Tensor, logits: Tensor) -> bool:
     """Return True if the defense itself gives these logits, so that no update was left out."""
     with torch.no_grad():
         return torch.allclose(defense(points.detach()), logits.detach(), rtol=1e-4, atol=1e-5)
