@@ -146,3 +146,16 @@ def test_both_verdicts_are_stored_resumed_and_shown(tmp_path: Path) -> None:
     assert any("by majority" in line for line in write_headlines(results))
     titles = [getattr(block, "title", "") for block in evaluation_page(results).blocks]
     assert any("by majority" in title for title in titles)
+
+
+def test_a_gain_of_adaptive_attacks_by_luck_alone_is_no_finding() -> None:
+    class Lucky(Coin):  # wrong once in a while, whatever is asked
+        share = 0.8
+
+    nothing = SMALL | {"eps": 0.0}  # no attack can do anything
+    attacks = ["apgd-ce", "denying updates", "high confidence"]
+    (cell,) = dent.evaluate(NET, {"lucky": Lucky}, attacks=attacks, **nothing).cells
+    assert cell.majority is not None
+    assert cell.worst.correct < cell.direct.correct  # by luck
+    assert cell.majority.direct.correct - cell.majority.worst.correct == 0
+    assert "adaptive is stronger" not in [one["name"] for one in cell.findings]

@@ -113,7 +113,7 @@ def _majority_table(results: Results) -> Table:
             return row
         for name, one, most in (
             ("natural", cell.natural, cell.majority.natural),
-            ("direct attacks", cell.direct, cell.majority.direct),
+            ("claimed", cell.direct, cell.majority.direct),
             ("worst case", cell.worst, cell.majority.worst),
         ):
             row |= {name: score_value(one, usual), f"{name} by majority": score_value(most, usual)}
@@ -123,6 +123,7 @@ def _majority_table(results: Results) -> Table:
     notes = [
         Note("all other tables are about one submission, as these columns are."),
         Note(f"{about}.", "by majority"),
+        Note("under the direct attacks, without those made for adaptation.", "claimed"),
     ]
     title = "Random defenses: accuracy in % in one submission, and by majority"
     return _make_table(title, results, make_row, notes, lambda cell: cell.majority is not None)
