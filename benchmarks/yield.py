@@ -121,7 +121,7 @@ def main() -> None:
             cell = f"{name}, {text}, n={given.n}, batches of {given.batch_size}"
             entries: dict[str, Entry] = {}
             for at, attack in enumerate(texts):
-                if explain_missing(attack.partition(":")[0], lacks):
+                if explain_missing(find_attack(attack.partition(":")[0]), lacks):
                     continue
                 move(number * len(texts) + at, len(cells) * len(texts), f"{name}, {text}: {attack}")
                 options = fit_steps(attack, updates, given.batch_size, given.forwards)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import dent
 from dent.attacks import AttackResult
 from dent.data import from_arrays
+from dent.evaluation import CellResult, Results
 from dent.evaluation.attacks import ATTACKS, find_attack
 from dent.evaluation.execute import Task, execute_task
 from dent.evaluation.plan import Plan, Unit
@@ -95,3 +96,18 @@ def units_of_kind(plan: Plan, *kinds: str) -> list[Unit]:
     """The units whose attacks are of these kinds; not those that are no attacks."""
     attacks = [unit for unit in plan.units() if unit.attack not in SPECIAL]
     return [unit for unit in attacks if find_attack(unit.attack).kind in kinds]
+
+
+def numbers(results: Results) -> list[Any]:
+    """All numbers of the cells; names of defenses and seconds are left out."""
+    cells = [cell.to_json(points=True) for cell in results.cells]
+    for cell in cells:
+        cell["cost"] = {name: value for name, value in cell["cost"].items() if "second" not in name}
+        del cell["defense"]
+    return cells
+
+
+def only(results: Results) -> CellResult:
+    (cell,) = results.cells
+    assert not cell.missing
+    return cell

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -42,6 +44,16 @@ def run(*arguments: object, cwd: Path | None = None) -> Finished:
         except SystemExit as end:
             return Finished(int(end.code or 0), out.getvalue(), err.getvalue())
     raise AssertionError("the command did not exit")
+
+
+def run_script(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python script in another process, which may be killed; it can import what tests can."""
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, cwd=here,
+        env=os.environ | {"PYTHONPATH": path} | environment,
+    )  # fmt: skip
 
 
 @contextmanager

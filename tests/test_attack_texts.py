@@ -73,10 +73,11 @@ def found_by(text: str, updates: int = 2) -> tuple[torch.Tensor, int, int, int]:
     )  # fmt: skip
     plan = make_plan(sources)
     (unit,) = [unit for unit in plan.units() if unit.attack not in (NATURAL, ABOUT)]
-    inputs, labels = sources.read(find_points(unit, sources.batches()))
+    attack = sources.attack(unit.attack, plan.options(unit))
+    inputs, labels = sources.read(find_points(unit, attack, sources.batches()))
     everyone = torch.ones_like(labels, dtype=torch.bool)
     subject, task = sources.subject(unit.cell), Task(unit, plan.options(unit))
-    result, _ = attack_batch(task, subject, inputs, labels, everyone, seed=0)
+    result, _ = attack_batch(task, attack, subject, inputs, labels, everyone, seed=0)
     part = getattr(result, "part", everyone)
     return result.inputs, result.queries, result.gradients, int(part.sum())
 

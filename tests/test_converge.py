@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from dent.evaluation import Evaluation, Results, evaluate, load_results
 from dent.evaluation.attacks import ATTACKS, Forwards
 from dent.evaluation.converge import choose_attacks, judge_convergence
-from dent.evaluation.plan import DOUBLINGS, estimate_run, make_plan
+from dent.evaluation.estimate import DOUBLINGS, estimate_run
+from dent.evaluation.plan import make_plan
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import UnitResult
 from dent.evaluation.suites import NATURAL, SPECIAL

@@ -121,6 +121,12 @@ def test_the_example_of_an_own_defense_is_checked_and_evaluated(tmp_path: Path) 
     assert "fpa" in shown
 
 
+def test_the_example_of_an_own_attack_is_evaluated(tmp_path: Path) -> None:
+    shown = run_example("own_attack.py", cwd=tmp_path)
+    assert "walk" in shown
+    assert re.search(r"^  dent\+ +\d", shown, re.MULTILINE)
+
+
 def test_the_trace_example_draws(tmp_path: Path) -> None:
     run_example("trace.py", "trace.png", cwd=tmp_path)
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"

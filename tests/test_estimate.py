@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from dent.evaluation import evaluate
 from dent.evaluation.attacks import Forwards
-from dent.evaluation.plan import BATTLE_STEPS, FEW, Plan, estimate_run, make_plan
+from dent.evaluation.estimate import estimate_run
+from dent.evaluation.plan import BATTLE_STEPS, FEW, Plan, make_plan
 from dent.evaluation.store import UnitResult
 from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SUITE_NOTES
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 import dent
 from dent.attacks import AttackResult, autoattack
+from dent.attacks.checks import InvalidPointsError
 from dent.attacks.norms import lengths
 from dent.evaluation import Evaluation, evaluate
 from dent.evaluation.attacks import ATTACKS, find_attack
-from dent.evaluation.execute import OutOfBallError, Task, attack_data, execute_task
+from dent.evaluation.execute import Task, attack_data, execute_task
 from dent.evaluation.plan import WHOLE, Unit, make_plan
 from dent.evaluation.suites import (
     ABOUT,
@@ -224,7 +225,7 @@ def test_a_scenario_that_leaves_the_ball_or_the_range_stops_the_run(
     sources = sources_of(net, labeled(net, 8), "dent:steps=1", suite="adaptive")
     plan = make_plan(sources)
     (unit, *_) = [unit for unit in plan.units() if unit.attack == name]
-    with pytest.raises(OutOfBallError):
+    with pytest.raises(InvalidPointsError):
         execute_task(Task(unit, plan.options(unit)), sources)
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks import AttackResult
+from dent.attacks.checks import InvalidPointsError
 from dent.evaluation import evaluate
 from dent.evaluation.attacks import ATTACKS
-from dent.evaluation.execute import OutOfBallError
 from dent.evaluation.plan import Unit, make_plan
 from dent.evaluation.sources import cut_batches
 from dent.evaluation.spec import Cell
@@ -149,7 +149,7 @@ def test_what_leaves_the_ball_or_the_range_stops_the_run(
         assert results.complete
         assert kept.exists()
         return
-    with pytest.raises(OutOfBallError, match=r"apgd-t, batch 0: .* left .*; nothing is scored"):
+    with pytest.raises(InvalidPointsError, match=r"apgd-t, batch 0: .* left .*; nothing is scored"):
         evaluate({"net": net}, "static", **asked)
     assert [one.unit.attack for one in done] == [NATURAL, "apgd-ce"]  # what was before is kept
     assert sorted(path.name for path in kept.parent.iterdir()) == sorted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from cells import labeled, tiny
-from commands import run
+from cells import labeled, numbers, only, tiny
+from commands import run, run_script
 from own_defenses import Centered, Inside, Lying, Mortal, Plain, make
 from torch import Tensor, nn
 
 import dent
 from dent.defense.catalog import DEFENSES
-from dent.evaluation import CellResult, Evaluation, Results
+from dent.evaluation import Evaluation
 from dent.evaluation.defenses import digest_defense
 from dent.evaluation.plan import make_plan
 from dent.evaluation.sources import Sources
@@ -35,21 +34,6 @@ NEED_STEPS = {
     *("short", "short (quarter)", "denying most updates"),
 }
 NEED_ADAPT = {"lazy", "lazy (targeted)", "chained", "balanced"}
-
-
-def numbers(results: Results) -> list[Any]:
-    """All numbers of the cells; names of defenses and seconds are left out."""
-    cells = [cell.to_json(points=True) for cell in results.cells]
-    for cell in cells:
-        cell["cost"] = {name: value for name, value in cell["cost"].items() if "second" not in name}
-        del cell["defense"]
-    return cells
-
-
-def only(results: Results) -> CellResult:
-    (cell,) = results.cells
-    assert not cell.missing
-    return cell
 
 
 @pytest.mark.parametrize(
@@ -305,20 +289,12 @@ results = dent.evaluate(
 """
 
 
-def run_script(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    here = str(Path(__file__).parent)
-    return subprocess.run(
-        [sys.executable, "-c", RUN, str(folder)], capture_output=True, text=True, cwd=here,
-        env=os.environ | {"PYTHONPATH": here} | environment,
-    )  # fmt: skip
-
-
 def test_a_killed_run_of_an_own_defense_resumes_to_the_same_numbers(tmp_path: Path) -> None:
-    broken = run_script(tmp_path / "broken", DIE_AT="60")
+    broken = run_script(RUN, tmp_path / "broken", DIE_AT="60")
     assert broken.returncode == -signal.SIGKILL, broken.stderr
     done = len(list((tmp_path / "broken" / "units").rglob("*.json")))
     assert done > 0
-    resumed, whole = run_script(tmp_path / "broken"), run_script(tmp_path / "whole")
+    resumed, whole = (run_script(RUN, tmp_path / name) for name in ("broken", "whole"))
     assert resumed.returncode == whole.returncode == 0, resumed.stderr + whole.stderr
     ours, theirs = (dent.load_results(tmp_path / name) for name in ("broken", "whole"))
     assert numbers(ours) == numbers(theirs)

@@ -19,10 +19,10 @@ import torch
 from nets import small
 from torch import Tensor, nn
 
+from dent.attacks.checks import InvalidPointsError
 from dent.data import Dataset
 from dent.evaluation import Evaluation, Results, evaluate, ray_engine
 from dent.evaluation.digests import digest_model
-from dent.evaluation.execute import OutOfBallError
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import UnitResult
 
@@ -309,9 +309,9 @@ def test_a_broken_rule_stops_the_run(started: None, tmp_path: Path, unbroken: di
         return images + 1 if (batch, count) == (second, 1) else images
 
     says = r"^net, static, .*, natural, batch 1: .* left \[0, 1\]; nothing is scored"
-    with pytest.raises(OutOfBallError, match=says) as error:
+    with pytest.raises(InvalidPointsError, match=says) as error:
         run(tmp_path / "run", Reader(tmp_path, too_bright), **settings)
-    assert type(error.value) is OutOfBallError
+    assert type(error.value) is InvalidPointsError
     assert not (tmp_path / "run" / "results.json").exists()
     assert run(tmp_path / "run", Reader(tmp_path), **settings).complete
     assert run(tmp_path / "unbroken", Reader(tmp_path), defenses=["static"]).complete

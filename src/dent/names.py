@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,6 +48,15 @@ def check_known(kind: str, names: Iterable[str], known: list[str]) -> None:
 
 class FunctionError(ValueError):
     """A function of the user raised an error."""
+
+
+def is_function_path(text: str) -> bool:
+    """Return True for a text of the form package.module:function.
+
+    >>> is_function_path("package.mine:make"), is_function_path("dent:steps=3")
+    (True, False)
+    """
+    return re.fullmatch(r"[\w.]+:[\w.]+", text.strip()) is not None
 
 
 def import_function(spec: str) -> Callable[..., Any]:
@@ -97,6 +108,12 @@ def import_function(spec: str) -> Callable[..., Any]:
             raise FunctionError(f"{spec} raised {type(error).__name__}: {said}") from error
 
     return update_wrapper(call, found, updated=())
+
+
+def accepts(function: Callable[..., Any], argument: str) -> bool:
+    """Return True if a function can be called with an argument by this name."""
+    parameters = inspect.signature(function).parameters
+    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 @contextmanager

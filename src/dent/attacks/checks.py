@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dent.attacks.norms import NORMS
+from dent.attacks.norms import NORMS, find_largest
 from dent.names import lookup
 from dent.texts import read_number
 
+TOLERANCE = 1e-5  # of a distance, for rounding
 # The smallest value of each setting. A number that is not listed, such as a step size, is positive.
 SMALLEST = {
     **{"eps": 0, "steps": 0, "restarts": 1, "targets": 1, "queries": 0, "draws": 1, "batch_size": 1},
@@ -171,6 +172,47 @@ def check_logits(logits: object, inputs: Tensor) -> None:
         raise ValueError(
             f"expected finite logits, got NaN or infinity for {count} of {len(inputs)} inputs"
         )
+
+
+class InvalidPointsError(ValueError):
+    """An attack returned what the rules do not allow to submit: an evaluation stops."""
+
+
+def check_points(points: object, inputs: Tensor, *, eps: float, norm: str, of: str) -> Tensor:
+    """Return the points of an attack without a gradient; raise InvalidPointsError if not allowed.
+
+    They must be a tensor like the inputs, finite, in the ball and in [0, 1].
+
+    of: what the points are of, for the message.
+    """
+    if not isinstance(points, Tensor):
+        raise InvalidPointsError(
+            f"{of}: expected a tensor {tuple(inputs.shape)} or an AttackResult from the attack, got "
+            f"{type(points).__name__}; nothing is scored"
+        )
+    points = points.detach()
+    for what in ("shape", "dtype", "device"):
+        expected, got = getattr(inputs, what), getattr(points, what)
+        if got != expected:
+            expected, got = (tuple(one) if what == "shape" else one for one in (expected, got))
+            raise InvalidPointsError(
+                f"{of}: expected points of the inputs' {what}, {expected}, from the attack, got {got}; "
+                "nothing is scored"
+            )
+    if not points.isfinite().all():
+        count = int((~points.isfinite().flatten(1).all(1)).sum())
+        raise InvalidPointsError(
+            f"{of}: NaN or infinity in {count} of {len(inputs)} points left the ball; nothing is scored"
+        )
+    distance = find_largest(points, inputs, norm)
+    if not distance <= eps + TOLERANCE * max(eps, 1):
+        raise InvalidPointsError(
+            f"{of}: a perturbation of {distance:g} left the ball of {eps:g}; nothing is scored"
+        )
+    low, high = (float(bound) for bound in torch.aminmax(points)) if points.numel() else (0.0, 1.0)
+    if not (low >= 0 and high <= 1):
+        raise InvalidPointsError(f"{of}: values from {low:g} to {high:g} left [0, 1]; nothing is scored")
+    return points
 
 
 def refuse_probabilities(model: Callable[[Tensor], Tensor], inputs: Tensor, logits: Tensor) -> None:

@@ -29,6 +29,11 @@ def lengths(differences: Tensor, norm: str) -> Tensor:
     return length
 
 
+def find_largest(points: Tensor, inputs: Tensor, norm: str) -> float:
+    """Return the largest distance of a point from its input; 0 if there are none."""
+    return float(lengths(points - inputs, norm).max()) if len(inputs) else 0.0
+
+
 def project(points: Tensor, inputs: Tensor, *, eps: float, norm: str) -> Tensor:
     """Move the points into the ball of radius `eps` around the inputs, and into [0, 1].
 

@@ -24,9 +24,10 @@ from dent.cli.app import (
 )
 from dent.evaluation import Evaluation, Results, load_results, read_evaluation
 from dent.evaluation.compare import compare_runs as compare_results
+from dent.evaluation.estimate import estimate_run
 from dent.evaluation.execute import attack_data
 from dent.evaluation.pipeline import run_evaluation
-from dent.evaluation.plan import check_extras, estimate_run, make_plan
+from dent.evaluation.plan import check_extras, make_plan
 from dent.evaluation.sources import Sources
 from dent.flags import add_flags
 from dent.loggers import open_logger
@@ -45,7 +46,7 @@ from dent.storage import check_file
 FAILED = 1  # exit code if a unit of the run failed
 
 
-@add_flags(Evaluation, without=("models", "own", "adaptive", "defenses", "attacks"))
+@add_flags(Evaluation, without=("models", "own", "adaptive", "defenses", "own_attacks", "attacks"))
 def evaluate(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file with settings. Flags override it.")
@@ -59,7 +60,10 @@ def evaluate(
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option(help="Attack instead of a suite, such as apgd-ce:steps=20. May be repeated."),
+        typer.Option(
+            help="Attack instead of a suite: apgd-ce:steps=20, package.module:function, or a suite by "
+            "name. May be repeated."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run (default: runs/SUITE-DIGEST).")
@@ -107,7 +111,9 @@ def evaluate(
 
 def attack(
     model: Annotated[str, typer.Argument(help="Model, see `dent list models`.")],
-    attack: Annotated[str, typer.Option(help="Attack, see `dent list attacks`.")] = "apgd-ce",
+    attack: Annotated[
+        str, typer.Option(help="Attack: apgd-ce:steps=20 or package.module:function.")
+    ] = "apgd-ce",
     defense: Annotated[
         str, typer.Option(help="Defense: dent+, hedge:steps=5 or package.module:function.")
     ] = "static",

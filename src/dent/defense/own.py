@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 from torch import nn
 
 from dent.defense.catalog import DEFENSES
 from dent.defense.dent.online import Online
-from dent.names import import_function
+from dent.names import import_function, is_function_path
 
 
 def is_import_path(text: str) -> bool:
@@ -20,7 +19,7 @@ def is_import_path(text: str) -> bool:
     (True, False, False)
     """
     name = text.partition(":")[0]
-    return name not in DEFENSES and re.fullmatch(r"[\w.]+:[\w.]+", text.strip()) is not None
+    return name not in DEFENSES and is_function_path(text)
 
 
 def import_defense(path: str, model: nn.Module) -> Any:

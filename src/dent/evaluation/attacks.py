@@ -31,7 +31,7 @@ from dent.evaluation.runners import (
     shorten_updates,
     sort_labels,
 )
-from dent.names import lookup
+from dent.names import is_function_path, lookup
 
 # direct: attacks the defended model itself. adaptive: made for defenses that adapt. scenario: answers
 # come from another batch than the deployed one, or only a part counts; it is in no worst case.
@@ -139,13 +139,18 @@ def _check_name(table: Mapping[str, Any], name: str) -> str:
     return name
 
 
+def _check_offline(name: str) -> str:
+    """Return the name of an offline attack, or the import path of a user's own."""
+    return name if is_function_path(name) else _check_name(adaptive.OFFLINE, name)
+
+
 Steps = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Loss = Annotated[str, AfterValidator(partial(_check_name, LOSSES))]
 Order = Annotated[str, AfterValidator(partial(_check_name, ORDERS))]
-Offline = Annotated[str, AfterValidator(partial(_check_name, adaptive.OFFLINE))]
+Offline = Annotated[str, AfterValidator(_check_offline)]
 OfflineNames = Annotated[tuple[Offline, ...], BeforeValidator(_read_names), Field(min_length=1)]
 
 OTHERS = 9  # classes that a targeted attack tries in turn
@@ -363,10 +368,14 @@ ATTACKS: dict[str, Attack] = {
 }  # fmt: skip
 
 
-def find_attack(name: str) -> Attack:
-    """Return the attack of a name. A name may end with a variant in parentheses.
+def find_attack(name: str, own: Mapping[str, Attack] | None = None) -> Attack:
+    """Return the attack of a name. A name of the table may end with a variant in parentheses.
+
+    own: a user's own attacks, by name.
 
     >>> find_attack("mixed (10 %)").kind
     'scenario'
     """
+    if own and name in own:
+        return own[name]
     return lookup("attack", name.partition(" (")[0], ATTACKS)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 from dent.defense import DEFENSES, Defended, Dent, Method, Settings, defend
 from dent.defense.own import check_made, import_defense, is_import_path
 from dent.defense.text import format_defense
-from dent.evaluation.digests import describe, digest_model, name_of
-from dent.names import import_function
+from dent.evaluation.digests import describe, digest_model, digest_object, name_of
+from dent.evaluation.own import name_own
+from dent.names import accepts, import_function
 
 MakeDefense = Callable[[nn.Module], Any]  # from a model to a defense
-_THIS_PROCESS = uuid4().hex  # in digests of code that no other process can see
 DYNAMIC = "dynamic"  # the row of a model that adapts inside of its forward pass
 PARTS = ("start", "steps", "gradient")  # optional arguments of adapt()
 
@@ -40,39 +39,16 @@ def name_defenses(asked: Any) -> tuple[list[Any] | None, dict[str, Any]]:
     """
     if asked is None:
         return None, {}
-    if isinstance(asked, Mapping) and "preset" not in asked:
-        entries: list[tuple[str | None, Any]] = [(str(name), one) for name, one in asked.items()]
-    else:
-        given = list(asked) if isinstance(asked, list | tuple) else [asked]
-        entries = [(_find_name(one), one) for one in given]
-    names: list[Any] = []
-    own: dict[str, Any] = {}
-    for name, one in entries:
-        if name is None or (isinstance(one, str | Mapping) and _has_name(one, name)):
-            names.append(one)
-            continue
-        if name == DYNAMIC or name.partition(":")[0] in DEFENSES:
-            raise ValueError(
-                f"expected another name for a defense of your own: {name!r} is of dent's list"
-            )
-        if name in own:
-            raise ValueError(
-                f"expected each defense in memory under a name of its own, got two as {name!r}; give "
-                "them as {'name': defense, ...}"
-            )
-        own[name] = _read_own(one, name)
-        names.append(name)
-    return names, own
-
-
-def _find_name(one: Any) -> str | None:
-    """Return the name of a defense that was given without one; None for a text, which needs none."""
-    if isinstance(one, str | Mapping):
-        return None
-    name = getattr(one, "__name__", None) or type(one).__name__
-    if name == "<lambda>":
-        raise ValueError("expected a name for a lambda; give defenses as {'name': defense, ...}")
-    return str(name)
+    if isinstance(asked, Mapping) and "preset" in asked:
+        asked = [asked]
+    return name_own(
+        asked,
+        "defense",
+        is_text=lambda one: isinstance(one, str | Mapping),
+        is_listed=lambda one, name: isinstance(one, str | Mapping) and _has_name(one, name),
+        is_taken=lambda name: name.partition(":")[0] in (DYNAMIC, *DEFENSES),
+        read=_read_own,
+    )
 
 
 def _has_name(asked: str | Mapping[str, Any], name: str) -> bool:
@@ -202,12 +178,6 @@ def find_parts(defense: Any, inputs: Tensor) -> dict[str, str]:
     return lacks
 
 
-def accepts(function: Callable[..., Any], argument: str) -> bool:
-    """Return True if a function can be called with an argument by this name."""
-    parameters = inspect.signature(function).parameters
-    return argument in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-
-
 class AnyDefense:
     """A defense as attacks call it, with all arguments; those that it does not take are left away.
 
@@ -240,61 +210,8 @@ class AnyDefense:
 
 
 def digest_defense(defense: Any) -> str:
-    """Return the sha256 of a defense: names and code of its classes, and all values that it holds.
-
-    Code that has no file, such as that of an interactive session, is known in this process alone, and
-    so is its digest.
-    """
+    """Return the sha256 of a defense: names and code of its classes, and all values that it holds."""
     if isinstance(defense, Dent | Defended):
         held = name_of(defense), repr(defense.settings), digest_model(defense.model), *defense.layers
         return hashlib.sha256(describe(held)).hexdigest()
-    digest = hashlib.sha256()
-    for part in _describe_parts(defense, set()):
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _describe_parts(value: Any, seen: set[int]) -> Iterator[bytes]:
-    """Yield bytes for a value and all that it holds. Objects are told by their class and attributes."""
-    if id(value) in seen:
-        return
-    is_plain = value is None or isinstance(value, str | bytes | bool | int | float | complex)
-    if is_plain or isinstance(value, Tensor):
-        yield describe(value)
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield describe(str(key))
-            yield from _describe_parts(item, seen)
-    elif isinstance(value, list | tuple):
-        yield f"{len(value)}".encode()
-        for item in value:
-            yield from _describe_parts(item, seen)
-    elif isinstance(value, partial):
-        yield from _describe_parts([value.func, value.args, value.keywords], seen)
-    elif inspect.isclass(value) or inspect.isroutine(value):
-        yield _describe_code(value)
-    else:
-        yield _describe_code(type(value))
-        if hasattr(value, "__dict__"):
-            yield from _describe_parts({key: vars(value)[key] for key in sorted(vars(value))}, seen)
-        else:
-            yield describe(value)
-
-
-def _describe_code(value: Any) -> bytes:
-    """Return the name of a class or function, with its code if that is not of a versioned package."""
-    module = getattr(value, "__module__", None) or ""
-    if module.partition(".")[0] in ("dent", "torch", "numpy", "builtins"):
-        return name_of(value).encode()
-    classes = [one for one in getattr(value, "__mro__", (value,)) if one is not object]
-    code = []
-    for one in classes:
-        if (getattr(one, "__module__", None) or "").partition(".")[0] in ("dent", "torch", "builtins"):
-            continue
-        try:
-            code.append(inspect.getsource(one))
-        except (OSError, TypeError):  # TypeError: it is no Python code, and has no source
-            code.append(_THIS_PROCESS if inspect.isclass(one) else name_of(one))
-    return "\n".join([name_of(value), *code]).encode()
+    return digest_object(defense)

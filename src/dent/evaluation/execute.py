@@ -17,31 +17,35 @@ from torch import Tensor
 
 from dent.attacks import AttackResult, Finding, autoattack
 from dent.attacks.adaptive import PartResult
-from dent.attacks.checks import check_logits
+from dent.attacks.checks import InvalidPointsError, check_logits, check_points
 from dent.attacks.findings import count_backward_passes, inspect_model
-from dent.attacks.norms import lengths
+from dent.attacks.norms import find_largest
 from dent.defense import Dent
-from dent.evaluation.attacks import ATTACKS, find_attack
+from dent.evaluation.attacks import ATTACKS, Attack
 from dent.evaluation.battle import record_battle
 from dent.evaluation.behavior import FreshCopies, ask, preserve_rng
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.defenses import Subject
-from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit, count_batches
+from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit
 from dent.evaluation.results import Score
 from dent.evaluation.sources import Sources, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import Outcome, UnitResult
-from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, choose_draws, explain_missing
+from dent.evaluation.suites import (
+    ABOUT,
+    BATTLE,
+    NATURAL,
+    PROTOCOL,
+    SPECIAL,
+    choose_draws,
+    explain_missing,
+    parse_attack,
+)
 from dent.names import lookup
 from dent.storage import replace_file
 
 SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
-TOLERANCE = 1e-5  # of a distance, for rounding
 ROUNDS = 3  # number of timed forwards
-
-
-class OutOfBallError(ValueError):
-    """An attack wants to submit what the rules do not allow: the run stops."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def execute_task(task: Task, sources: Sources) -> UnitResult:
             sources.subject(task.unit.cell)  # what loading draws is not the unit's
         with seed_unit(task.unit, sources.evaluation):
             outcome, took = _execute(task, sources)
-    except OutOfBallError:
+    except InvalidPointsError:
         raise
     except Exception as error:
         message = " ".join(str(error).split()) or "no message"
@@ -87,7 +91,8 @@ def seed_unit(unit: Unit, evaluation: Evaluation) -> Iterator[None]:
 def _execute(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
     unit = task.unit
     subject = sources.subject(unit.cell)
-    indices = find_points(unit, sources.batches())
+    attack = None if unit.attack in SPECIAL else sources.attack(unit.attack, task.options)
+    indices = find_points(unit, attack, sources.batches())
     inputs, labels = sources.read(indices)
     if unit.attack == ABOUT:
         return _measure_cell(subject, sources, inputs, labels)
@@ -98,8 +103,10 @@ def _execute(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
     standing = torch.ones_like(labels, dtype=torch.bool)
     if task.standing is not None:
         standing = torch.tensor(task.standing, device=labels.device)
-    result, verdict = attack_batch(task, subject, inputs, labels, standing, sources.evaluation.seed)
-    if _is_scenario(unit.attack):
+    result, verdict = attack_batch(
+        task, attack, subject, inputs, labels, standing, sources.evaluation.seed
+    )
+    if attack and attack.kind == "scenario":
         part = result.part if isinstance(result, PartResult) else torch.ones_like(result.success)
         counts = part.cpu()
         return _make_outcome(indices[counts], verdict.correct.cpu()[counts], result), {}
@@ -107,7 +114,7 @@ def _execute(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
         indices, verdict.correct & standing, result,
         given=standing, queries=result.queries + len(inputs) * verdict.submissions,
         majority=() if verdict.majority is None else tuple((verdict.majority & standing).tolist()),
-        largest=_find_largest(result.inputs, inputs, unit.cell.norm),
+        largest=find_largest(result.inputs, inputs, unit.cell.norm),
     )  # fmt: skip
     return outcome, {}
 
@@ -130,16 +137,23 @@ class Verdict(NamedTuple):
 
 
 def attack_batch(
-    task: Task, subject: Subject, inputs: Tensor, labels: Tensor, standing: Tensor, seed: int
+    task: Task,
+    attack: Attack | None,
+    subject: Subject,
+    inputs: Tensor,
+    labels: Tensor,
+    standing: Tensor,
+    seed: int,
 ) -> tuple[AttackResult, Verdict]:
     """Attack a batch; return the result, and which inputs of it the model gets right.
 
     The result is submitted as deployed: the whole batch, once, from a clean state. A random defense gets
     it several times. A scenario is another batch than the deployed one, and keeps the answers of its
     attack.
+
+    attack: the attack of the task; None leaves the batch as it is.
     """
     unit = task.unit
-    attack = None if unit.attack == NATURAL else find_attack(unit.attack)
     if attack is None or not standing.any():
         result = AttackResult(inputs, torch.zeros_like(standing), inputs.new_empty(0), 0, 0)
     else:
@@ -148,8 +162,8 @@ def attack_batch(
             seed=unit.seed(seed), **task.options,
         )  # fmt: skip
     eps = math.inf if attack and attack.is_free else unit.cell.eps
-    check_in_ball(result.inputs, inputs, eps=eps, norm=unit.cell.norm, of=str(unit))
-    if _is_scenario(unit.attack):
+    check_points(result.inputs, inputs, eps=eps, norm=unit.cell.norm, of=str(unit))
+    if attack and attack.kind == "scenario":
         return result, Verdict(~result.success)
     return result, submit_batch(subject, result.inputs, labels, seed=unit.seed(seed))
 
@@ -176,31 +190,11 @@ def submit_batch(subject: Subject, points: Tensor, labels: Tensor, *, seed: int)
     return Verdict(votes[0], 2 * torch.stack(votes).sum(0) > count, count)
 
 
-def _is_scenario(attack: str) -> bool:
-    return attack != NATURAL and find_attack(attack).kind == "scenario"
-
-
-def find_points(unit: Unit, batches: tuple[Tensor, ...]) -> Tensor:
+def find_points(unit: Unit, attack: Attack | None, batches: tuple[Tensor, ...]) -> Tensor:
     """Return the indices of a unit's points, in the order of the batch."""
     if unit.batch == WHOLE:
         return torch.cat(batches)
-    return torch.cat(batches[unit.batch : unit.batch + count_batches(unit.attack)])
-
-
-def check_in_ball(points: Tensor, inputs: Tensor, *, eps: float, norm: str, of: str) -> None:
-    """Raise OutOfBallError if points lie outside of the ball or of [0, 1]."""
-    distance = _find_largest(points, inputs, norm)
-    if not distance <= eps + TOLERANCE * max(eps, 1):
-        raise OutOfBallError(
-            f"{of}: a perturbation of {distance:g} left the ball of {eps:g}; nothing is scored"
-        )
-    low, high = (float(bound) for bound in torch.aminmax(points))
-    if not (low >= 0 and high <= 1):
-        raise OutOfBallError(f"{of}: values from {low:g} to {high:g} left [0, 1]; nothing is scored")
-
-
-def _find_largest(points: Tensor, inputs: Tensor, norm: str) -> float:
-    return float(lengths(points - inputs, norm).max()) if len(inputs) else 0.0
+    return torch.cat(batches[unit.batch : unit.batch + (attack.span if attack else 1)])
 
 
 def _run_protocol(
@@ -212,7 +206,7 @@ def _run_protocol(
         engine="reference", batch_size=sources.evaluation.batch_size, joint=False,
         seed=task.unit.seed(sources.evaluation.seed), **task.options,
     )  # fmt: skip
-    largest = _find_largest(result.inputs, inputs, task.unit.cell.norm)
+    largest = find_largest(result.inputs, inputs, task.unit.cell.norm)
     return _make_outcome(indices, ~result.broken, result, largest=largest)
 
 
@@ -339,8 +333,17 @@ def attack_data(
     options: dict[str, Any] | None = None,
     progress: Callable[[float, float | None, str], None] | None = None,
 ) -> AdversarialData:
-    """Attack the one cell of an evaluation, batch by batch, and keep the images."""
-    lookup("attack", attack, {name: one for name, one in ATTACKS.items() if one.kind != "scenario"})
+    """Attack the one cell of an evaluation, batch by batch, and keep the images.
+
+    attack: the text of an attack. options: those that replace the ones of the text.
+    """
+    if not (is_own := sources.is_own_attack(attack)):
+        known = {name: one for name, one in ATTACKS.items() if one.kind != "scenario"}
+        lookup("attack", attack.partition(":")[0].strip(), known)
+    attack, given = parse_attack(attack, sources.evaluation.own_attacks)
+    options = given | (options or {})
+    found = sources.attack(attack, options)
+    options = options if is_own else found.read_options(options)
     sources.recognize_models()
     adaptive = sources.evaluation.adaptive
     cells = sources.evaluation.cells()
@@ -351,13 +354,12 @@ def attack_data(
         )
     (cell,), batches, seed = cells, sources.batches(), sources.evaluation.seed
     subject = sources.subject(cell)
-    if ATTACKS[attack].needs_updates and subject.updates == 0:
+    if found.needs_updates and subject.updates == 0:
         raise ValueError(f"{attack} is for defenses that make updates, and {cell.defense} makes none")
     few, _ = sources.read(batches[0][:2])
-    if reason := explain_missing(attack, subject.list_lacks(few)):
+    if reason := explain_missing(found, subject.list_lacks(few)):
         raise ValueError(f"{attack} cannot be run on {cell.defense}: {reason}")
-    draws = choose_draws(attack, subject.randomized)
-    options = draws | ATTACKS[attack].read_options(options or {})
+    options = choose_draws(found, subject.randomized) | options
     sources.dataset().check_outputs(subject.count_classes(few), owner=cell.model)
     images: list[Tensor] = []
     verdicts: dict[str, list[Tensor]] = {NATURAL: [], attack: []}
@@ -369,8 +371,9 @@ def attack_data(
         everyone = torch.ones_like(labels, dtype=torch.bool)
         for name, correct in verdicts.items():
             task = Task(Unit(cell, number, name), {} if name == NATURAL else options)
+            entry = None if name == NATURAL else found
             with seed_unit(task.unit, sources.evaluation):
-                result, verdict = attack_batch(task, subject, inputs, labels, everyone, seed)
+                result, verdict = attack_batch(task, entry, subject, inputs, labels, everyone, seed)
             correct.append(verdict.correct.cpu())
         images.append(result.inputs.cpu())
         if progress:

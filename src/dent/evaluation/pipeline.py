@@ -18,6 +18,7 @@ from dent.evaluation.converge import list_rounds
 from dent.evaluation.defenses import is_defended, name_defenses
 from dent.evaluation.digests import digest_data
 from dent.evaluation.execute import Engine, LocalEngine, Task
+from dent.evaluation.own_attacks import name_attacks
 from dent.evaluation.plan import Plan, Unit, check_extras, make_plan
 from dent.evaluation.results import Results
 from dent.evaluation.score import Points, Tally, collect_points, make_tallies, summarize
@@ -36,6 +37,7 @@ def evaluate(
     models: str | Sequence[str] | nn.Module | Mapping[str, nn.Module] | Any = None,
     defenses: Any = None,
     *,
+    attacks: Any = None,
     data: str | Path | Dataset | tuple[Tensor, Tensor] | None = None,
     out: str | Path | None = None,
     engine: str = "here",
@@ -55,6 +57,9 @@ def evaluate(
         ("package.module:function", which gets the model and returns the defense); or by name, as
         {"mine": my_defense, "static": "static"}, also what is in memory: a defense, or a function from
         the model to one. See `dent.Defense`.
+    attacks: instead of those of a suite: texts ("fpa:rounds=3"), names of suites, and your own:
+        functions `(model, inputs, labels, *, eps, norm, ...)` to adversarial inputs, or their import
+        paths ("package.module:function"); or by name, as {"mine": my_attack, "fpa": "fpa:rounds=3"}.
     data: a name (see `load_data`), a `Dataset`, or images in [0, 1] with labels. Images in memory are
         all used, unless n is given.
     out: folder of the run. The same call resumes a run that was stopped. Without a folder, nothing is
@@ -71,18 +76,23 @@ def evaluate(
     """
     names, given = _name_models(models)
     listed, own = name_defenses(defenses)
+    chosen, own_attacks = name_attacks(attacks)
     images = _make_dataset(data, settings.get("n"))
     if images is not None:
         settings.setdefault("n", None)
     name = None if data is None else str(data) if images is None else images.name
-    asked = {"models": names, "own": tuple(own), "defenses": listed, "data": name}
+    asked = {
+        "models": names, "own": tuple(own), "defenses": listed, "own_attacks": tuple(own_attacks),
+        "attacks": chosen, "data": name,
+    }  # fmt: skip
     evaluation = Evaluation(
         **{key: value for key, value in asked.items() if value is not None} | settings
     )
     with TemporaryDirectory() if out is None else nullcontext(out) as folder:
         results = run_evaluation(
-            Sources(evaluation, given, images, own), Path(folder), engine=engine, threads=threads,
-            workers=workers, ray_address=ray_address, progress=progress, on_unit=on_unit,
+            Sources(evaluation, given, images, own, own_attacks), Path(folder), engine=engine,
+            threads=threads, workers=workers, ray_address=ray_address, progress=progress,
+            on_unit=on_unit,
         )  # fmt: skip
     return results if out is not None else replace(results, folder=None)
 
@@ -241,6 +251,7 @@ def describe_run(sources: Sources, plan: Plan, progress: Progress | None = None)
         "plan": plan.to_json(),
         "models_sha256": {name: sources.digests[name] for name in sources.evaluation.models},
         "defenses_sha256": sources.digest_defenses(),
+        **({"attacks_sha256": attacks} if (attacks := sources.attack_digests) else {}),
         "data_sha256": digest_data(sources.dataset(), move),
         "versions": {
             "dent": __version__,

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
 from dent.attacks.reference import import_reference
 from dent.defense import Method, Settings
 from dent.defense.text import parse_settings
-from dent.evaluation.attacks import Forwards, find_attack
+from dent.evaluation.attacks import Attack, Forwards, Kind, find_attack
+from dent.evaluation.own_attacks import describe_own
 from dent.evaluation.sources import Sources, cut_batches, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.suites import (
@@ -38,7 +37,6 @@ WHOLE = -1  # the batch of a unit that takes all points at once
 FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
 BATTLE_STEPS = 10  # steps of the attack that `BATTLE` records
 ANSWERS_ABOUT = 16  # number of answers that `ABOUT` asks of the model
-DOUBLINGS = "doublings, at most"  # all doublings of a cell, in estimates
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,6 @@ class Unit:
         return f"{self.cell}, {self.attack}, {batch}"
 
 
-def count_batches(attack: str) -> int:
-    """Return the number of batches that a unit of an attack takes."""
-    return 1 if attack in SPECIAL else find_attack(attack).span
-
-
 def name_multiple(attack: str, times: int) -> str:
     """Return the name of an attack with a multiple of its budget.
 
@@ -96,6 +89,7 @@ class Plan:
     randomized: whether the answers of a cell are random.
     exhaustive: attack also inputs that an earlier attack has broken.
     doublings: how often budgets may be doubled after these attacks; see `converge.py`.
+    own_attacks: the user's own attacks, by name.
     """
 
     attacks: Mapping[Cell, Suite]
@@ -106,6 +100,7 @@ class Plan:
     not_run: Mapping[Cell, Mapping[str, str]]
     exhaustive: bool = False
     doublings: int = 0
+    own_attacks: Mapping[str, Attack] = field(default_factory=dict)
     n: int
     batch_size: int
     seed: int
@@ -142,7 +137,7 @@ class Plan:
             return (0,)
         if attack == NATURAL:
             return range(len(self.sizes))
-        found = find_attack(attack)
+        found = find_attack(attack, self.own_attacks)
         starts = range(0, len(self.sizes), found.span)
         if self._size(starts[0], attack) < found.least:
             return starts[:0]
@@ -179,7 +174,9 @@ class Plan:
             return min(size, FEW) * (BATTLE_STEPS + ANSWERS_ABOUT / 4) * cost.gradient
         names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
         options = self.options(unit)
-        return size * sum(find_attack(name).count_forwards(cost, options) for name in names)
+        return size * sum(
+            find_attack(name, self.own_attacks).count_forwards(cost, options) for name in names
+        )
 
     def cost(self, cell: Cell, attack: str) -> float:
         """Return about how many forwards of the static model an attack takes for each input, at most."""
@@ -188,7 +185,11 @@ class Plan:
 
     def list_doubled(self, cell: Cell) -> list[str]:
         """Return the attacks of a cell that count for its worst case and have a budget to double."""
-        attacks = {name: find_attack(name) for name in self.attacks[cell] if name not in SPECIAL}
+        attacks = {
+            name: find_attack(name, self.own_attacks)
+            for name in self.attacks[cell]
+            if name not in SPECIAL
+        }
         return [
             name for name, one in attacks.items() if one.kind != "scenario" and one.budget in one.options
         ]
@@ -220,7 +221,8 @@ class Plan:
         """Return the number of inputs of a unit."""
         if batch == WHOLE:
             return self.n
-        return sum(self.sizes[batch : batch + count_batches(attack)])
+        span = 1 if attack in SPECIAL else find_attack(attack, self.own_attacks).span
+        return sum(self.sizes[batch : batch + span])
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for the file of the run, so that no models are needed to read it."""
@@ -233,12 +235,16 @@ class Plan:
             for cell, attacks in self.attacks.items()
         ]
         plain = ("n", "batch_size", "seed", "exhaustive", "doublings")
-        return {name: getattr(self, name) for name in plain} | {"cells": cells}
+        kinds = {name: attack.kind for name, attack in self.own_attacks.items()}
+        own = {"own_attacks": kinds} if kinds else {}
+        return {name: getattr(self, name) for name in plain} | own | {"cells": cells}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Plan:
         rows = {Cell(*(row[key] for key in _CELL)): row for row in content["cells"]}
         fields: dict[str, Any] = {key: value for key, value in content.items() if key != "cells"}
+        own: dict[str, Kind] = fields.pop("own_attacks", {})
+        fields["own_attacks"] = {name: describe_own(name, kind) for name, kind in own.items()}
         for name in ("attacks", *_OF_CELLS):
             fields[name] = {cell: row[name] for cell, row in rows.items()}
         return cls(**fields)
@@ -267,6 +273,7 @@ def make_plan(sources: Sources) -> Plan:
     evaluation = sources.evaluation
     inputs, _ = sources.read(sources.batches()[0][:2])
     dataset = sources.dataset()
+    own = sources.find_own_attacks()
     facts: dict[Cell, Facts] = {}
     for cell in evaluation.cells():
         subject = sources.subject(cell)
@@ -291,7 +298,7 @@ def make_plan(sources: Sources) -> Plan:
             lacks,
             subject.randomized,
         )
-    return _plan(evaluation, len(dataset), facts)
+    return _plan(evaluation, len(dataset), facts, own)
 
 
 def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
@@ -301,7 +308,7 @@ def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
     """
     settings = {cell: parse_settings(cell.defense) for cell in evaluation.cells()}
     facts = {cell: Facts(one.steps, one.independent, one.forwards, {}) for cell, one in settings.items()}
-    return _plan(evaluation, n, facts)
+    return _plan(evaluation, n, facts, {})
 
 
 class Facts(NamedTuple):
@@ -314,7 +321,9 @@ class Facts(NamedTuple):
     randomized: bool = False
 
 
-def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
+def _plan(
+    evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts], own: Mapping[str, Attack]
+) -> Plan:
     suite = evaluation.find_attacks()
     attacks = {
         cell: select_attacks(
@@ -327,6 +336,7 @@ def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
             battle=evaluation.battle and not (cell.static or cell.is_dynamic) and bool(suite),
             lacks=one.lacks,
             randomized=one.randomized,
+            own=own,
         )
         for cell, one in facts.items()
     }
@@ -337,48 +347,15 @@ def _plan(evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts]) -> Plan:
         independent={cell: one.independent for cell, one in facts.items()},
         randomized={cell: one.randomized for cell, one in facts.items()},
         not_run={
-            cell: list_not_run(suite, updates=one.updates, independent=one.independent, lacks=one.lacks)
+            cell: list_not_run(
+                suite, updates=one.updates, independent=one.independent, lacks=one.lacks, own=own
+            )
             for cell, one in facts.items()
         },
         exhaustive=evaluation.exhaustive,
         doublings=evaluation.most_doublings,
+        own_attacks=own,
         n=n,
         batch_size=evaluation.batch_size,
         seed=evaluation.seed,
     )
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Upper bounds for one attack on one cell: units, images through the static model, seconds."""
-
-    cell: Cell
-    attack: str
-    units: int
-    forwards: float
-    seconds: float
-
-
-def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
-    """Return an estimate for each cell and attack, from the time of a few static forwards."""
-    inputs, _ = sources.read(sources.batches()[0])
-    speed = {name: time_forward(sources.model(name), inputs) for name in sources.evaluation.models}
-    groups: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
-    for unit in plan.largest.units():
-        name = unit.attack if unit.attack in plan.attacks[unit.cell] else DOUBLINGS
-        groups[unit.cell, name].append(plan.largest.forwards(unit))
-    return [
-        Estimate(cell, attack, len(each), sum(each), sum(each) * speed[cell.model])
-        for (cell, attack), each in groups.items()
-    ]
-
-
-def time_forward(model: nn.Module, inputs: Tensor, *, rounds: int = 3) -> float:
-    """Return the seconds of a forward for each image: the fastest round, after one to warm up."""
-    times = []
-    with torch.no_grad():
-        for _ in range(rounds + 1):
-            started = time.perf_counter()
-            model(inputs).sum().item()  # waits for a GPU too
-            times.append(time.perf_counter() - started)
-    return min(times[1:]) / len(inputs)

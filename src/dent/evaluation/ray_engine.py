@@ -15,7 +15,8 @@ from uuid import uuid4
 import torch
 
 from dent import clusters
-from dent.evaluation.execute import Engine, OutOfBallError, Task, execute_task
+from dent.attacks.checks import InvalidPointsError
+from dent.evaluation.execute import Engine, Task, execute_task
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import UnitResult
 
@@ -99,7 +100,7 @@ class RayEngine:
         try:
             result: UnitResult = self._ray.get(reference)
         except errors.RayTaskError as error:  # raised in the worker, but not by the unit
-            if isinstance(error.cause, OutOfBallError):
+            if isinstance(error.cause, InvalidPointsError):
                 raise error.cause from None
             raise WorkerError(
                 f"a worker could not begin ({_shorten(error.cause)}); all machines need the same "

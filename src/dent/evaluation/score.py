@@ -235,16 +235,16 @@ class Tally:
 
 def make_tallies(plan: Plan) -> dict[Cell, Tally]:
     """Return an empty tally for each cell of a plan."""
-    batches = [batch.tolist() for batch in plan.points]
+    batches, own = [batch.tolist() for batch in plan.points], plan.own_attacks
     return {
         cell: Tally(
             cell, batches,
             planned={name: plan.batches(name) for name in attacks},
-            kinds={name: find_attack(name).kind for name in attacks if name not in SPECIAL},
+            kinds={name: find_attack(name, own).kind for name in attacks if name not in SPECIAL},
             cumulative=plan.is_chained(cell), independent=plan.independent[cell],
             randomized=plan.randomized[cell],
             not_run=plan.not_run.get(cell),
-            costs={name: plan.cost(cell, name) for name in attacks if plan.batches(name)},
+            costs={one: plan.cost(cell, one) for one in attacks.keys() - own if plan.batches(one)},
         )
         for cell, attacks in plan.attacks.items()
     }  # fmt: skip

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from dent.attacks.checks import check_model
+from dent.attacks.own import OwnAttack
 from dent.data import Dataset, open_data
 from dent.defense import LowDiversityWarning, is_independent
 from dent.defense.own import is_import_path, refuse_continual
+from dent.evaluation.attacks import Attack, find_attack
 from dent.evaluation.behavior import (
     is_dynamic,
     is_independent_at_random,
@@ -33,8 +35,10 @@ from dent.evaluation.defenses import (
     make_defense,
     name_defended,
 )
-from dent.evaluation.digests import digest_model
+from dent.evaluation.digests import digest_model, digest_object
+from dent.evaluation.own_attacks import check_call, import_attack, make_own_attack
 from dent.evaluation.spec import Cell, Evaluation
+from dent.evaluation.suites import is_own_path
 from dent.models import find_class_names, load_model
 from dent.seeds import make_generator
 from dent.testing import refuse_broken_promises
@@ -48,7 +52,9 @@ class Sources:
         model is taken apart: it stands for its static model, and brings a defense.
     images: images in memory, instead of the evaluation's data.
     own: defenses in memory, or functions from a model to one, by their name in the evaluation.
+    own_attacks: attacks in memory, by their name in the evaluation.
     digests: the digests that models and own defenses must have, if another process has taken them.
+    attack_digests: those of own attacks.
     class_names: names of the models' outputs; None before they are looked up, () if they are not known.
     """
 
@@ -56,16 +62,26 @@ class Sources:
     given: Mapping[str, Any] = field(default_factory=dict)
     images: Dataset | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
+    own_attacks: Mapping[str, OwnAttack] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
+    attack_digests: dict[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
     _models: dict[str, nn.Module] = field(default_factory=dict, init=False)
     _brought: dict[str, Any] = field(default_factory=dict, init=False)  # defenses, by model
     _subjects: dict[Cell, Subject] = field(default_factory=dict, init=False)
+    _functions: dict[str, OwnAttack] = field(default_factory=dict, init=False)
     _dataset: Dataset | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Send no loaded models or images: another process loads by name for itself."""
-        return self.__dict__ | {"_models": {}, "_brought": {}, "_subjects": {}, "_dataset": None}
+        loaded: dict[str, Any] = {
+            "_models": {},
+            "_brought": {},
+            "_subjects": {},
+            "_functions": {},
+            "_dataset": None,
+        }
+        return self.__dict__ | loaded
 
     def dataset(self) -> Dataset:
         if self._dataset is None:
@@ -194,6 +210,46 @@ class Sources:
         """Return the digests of the user's own defenses, by model and name."""
         keys = (f"{one.model}, {one.defense}" for one in self.evaluation.cells())
         return {key: self.digests[key] for key in keys if key in self.digests}
+
+    def attack(self, name: str, options: Mapping[str, Any]) -> Attack:
+        """Return an attack of the table, or the user's own if it can be called with the options.
+
+        The options may name own attacks too, such as those that run on the static model.
+        """
+        if self.is_own_attack(name):
+            function = self._find_function(name)
+            check_call(name, function, options)
+            return make_own_attack(name, function)
+        for within in filter(is_own_path, options.get("attacks", ())):
+            check_call(within, self._find_function(within), {})
+        return find_attack(name)
+
+    def find_own_attacks(self) -> dict[str, Attack]:
+        """Return the user's own attacks, by name."""
+        chosen = self.evaluation.find_attacks().items()
+        attacks = {name: self.attack(name, options) for name, options in chosen}
+        return {name: attack for name, attack in attacks.items() if self.is_own_attack(name)}
+
+    def is_own_attack(self, name: str) -> bool:
+        return name in self.evaluation.own_attacks or is_own_path(name)
+
+    def _find_function(self, name: str) -> OwnAttack:
+        """Return the function of a user's own attack, whose code must be that of the run."""
+        if name not in self._functions:
+            if name in self.evaluation.own_attacks and name not in self.own_attacks:
+                raise ValueError(
+                    f"{name} is an attack in the memory of another program; give it here too"
+                )
+            function = self.own_attacks[name] if name in self.own_attacks else import_attack(name)
+            digest = digest_object(function)
+            # An attack in memory was sent by value; in a worker, its code may have no file.
+            if self.attack_digests.setdefault(name, digest) != digest and name not in self.own_attacks:
+                raise ValueError(
+                    f"the attack {name} is not the one that the run began with; every machine of a run "
+                    "must have the same code"
+                )
+            self._functions[name] = function
+        return self._functions[name]
 
     def _find_randomness(self, cell: Cell, model: Any, declared: bool | None) -> bool:
         """Return True if the defense declares `randomized`, or if its answers differ with the seed."""

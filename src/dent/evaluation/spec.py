@@ -22,7 +22,7 @@ from pydantic import (
 from dent.attacks.checks import check_radius
 from dent.declared import Declared, Number, raise_faults
 from dent.evaluation.defenses import DYNAMIC, format_any_defense
-from dent.evaluation.suites import Suite, find_suite, format_attack, parse_attacks, slugify
+from dent.evaluation.suites import Suite, format_attack, parse_attacks, slugify
 
 # The shipped models, with the defenses that suit them and the radius at which they are attacked.
 SHIPPED: dict[str, tuple[tuple[str, ...], float]] = {
@@ -96,6 +96,11 @@ def _format_defense(value: Any, info: ValidationInfo) -> str:
     return _format_with(lambda asked: format_any_defense(asked, own))(value)
 
 
+def _format_attack(value: Any, info: ValidationInfo) -> str:
+    own = info.data.get("own_attacks", ())
+    return _format_with(lambda asked: format_attack(asked, own))(value)
+
+
 def _check_model_name(name: Any) -> str:
     if not isinstance(name, str):
         raise ValueError(f"expected the name of a model, got {name!r}")
@@ -106,14 +111,14 @@ def _drop_repeated(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _check_attacks(texts: tuple[str, ...]) -> tuple[str, ...]:
-    parse_attacks(texts)
+def _check_attacks(texts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    parse_attacks(texts, info.data.get("own_attacks", ()))
     return texts
 
 
 Model = Annotated[str, BeforeValidator(_check_model_name)]
 Defense = Annotated[str, BeforeValidator(_format_defense)]
-AttackText = Annotated[str, BeforeValidator(_format_with(format_attack))]
+AttackText = Annotated[str, BeforeValidator(_format_attack)]
 # Names are written in one way, so that the same evaluation is recognized as the same.
 Unique = AfterValidator(_drop_repeated)
 SuiteName = Literal["quick", "standard", "plus", "rand", "adaptive", "none", "full"]
@@ -147,9 +152,16 @@ class Evaluation(Declared):
         {}, description="Models that bring a defense or adapt by themselves, with the name of that row."
     )
     suite: SuiteName = Field("quick", description="Suite of attacks")
+    own_attacks: Annotated[tuple[str, ...], BeforeValidator(_read_list)] = Field(
+        (), description="Names of the attacks that are given in memory."
+    )
     attacks: Annotated[
         tuple[AttackText, ...], BeforeValidator(_read_list), Unique, AfterValidator(_check_attacks)
-    ] = Field((), description="Attacks instead of a suite, such as apgd-ce or fpa:rounds=3,steps=10.")
+    ] = Field(
+        (),
+        description="Attacks instead of a suite, such as apgd-ce, fpa:rounds=3,steps=10 or "
+        "package.module:function; the name of a suite is all of its attacks.",
+    )
     data: str = Field("cifar10", description="Data set; see `dent list data`.")
     n: int | None = Field(
         128, description="Number of images; 0 is all (default: 128, or all of your own).", ge=1
@@ -212,18 +224,20 @@ class Evaluation(Declared):
     @property
     def has_protocol(self) -> bool:
         """Return True if the reference AutoAttack is run: by request, or in the suite `full`."""
-        in_suite = self.suite == "full" and not self.attacks
-        return in_suite if self.protocol is None else self.protocol
+        return self._is_full if self.protocol is None else self.protocol
 
     @property
     def most_doublings(self) -> int:
         """Return how often budgets may be doubled: never without `converge`."""
-        is_full = self.suite == "full" and not self.attacks
-        return self.doublings if (is_full if self.converge is None else self.converge) else 0
+        return self.doublings if (self._is_full if self.converge is None else self.converge) else 0
+
+    @property
+    def _is_full(self) -> bool:
+        return "full" in (self.attacks or (self.suite,))
 
     def find_attacks(self) -> Suite:
         """Return the attacks that were chosen, or those of the suite."""
-        return parse_attacks(self.attacks) if self.attacks else find_suite(self.suite, self.norm)
+        return parse_attacks(self.attacks or (self.suite,), self.own_attacks, self.norm)
 
     def cells(self) -> tuple[Cell, ...]:
         """Return each model with each of its defenses.
@@ -248,7 +262,7 @@ class Evaluation(Declared):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, by which a run is found again, without settings that have no effect."""
-        without = {name: not getattr(self, name) for name in ("own", "adaptive")}
+        without = {name: not getattr(self, name) for name in ("own", "adaptive", "own_attacks")}
         without |= {"converge": self.converge is None, "doublings": not self.most_doublings}
         return self.model_dump(mode="json", exclude={name for name, idle in without.items() if idle})
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from dent.attacks import Finding
 from dent.attacks.autoattack import select_attacks as select_version
-from dent.evaluation.attacks import find_attack
+from dent.evaluation.attacks import ATTACKS, Attack, find_attack
 from dent.names import lookup
 from dent.texts import format_text, parse_text
 
@@ -78,14 +79,23 @@ def find_suite(name: str, norm: str) -> Suite:
     return version | (ADAPTIVE if name == "full" else {})
 
 
-def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
+def parse_attack(text: str, own: Container[str] = ()) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of an attack such as `fpa:rounds=3,steps=10`.
 
     A variant has a name of its own in parentheses, such as `mixed (20 %):share=0.2`. A variant of the
-    suite `adaptive` has the options of that suite.
+    suite `adaptive` has the options of that suite. The name of a user's own attack is its name in `own`,
+    or its import path.
+
+    >>> parse_attack("package.module:function:steps=10")
+    ('package.module:function', {'steps': 10})
     """
     if not isinstance(text, str):
         raise TypeError(f"expected an attack such as apgd-ce or fpa:rounds=3,steps=10, got {text!r}")
+    if text in own:
+        return text, {}
+    if is_own_path(text):
+        module, function, rest = (*(part.strip() for part in text.split(":", 2)), "")[:3]
+        return f"{module}:{function}", parse_text(f":{rest}", "package.module:function:steps=10")[1]
     name, given = parse_text(text, "apgd-ce or fpa:rounds=3,steps=10")
     attack = find_attack(name)
     if not re.fullmatch(r"[^()]+( \([^()]+\))?", name):
@@ -93,13 +103,25 @@ def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
     return name, attack.read_options(ADAPTIVE.get(name, {}) | given)
 
 
-def format_attack(text: str) -> str:
+def is_own_path(text: str) -> bool:
+    """Return True for package.module:function, also as a variant and with options.
+
+    >>> [is_own_path(f"mine:attack{rest}") for rest in ("", " (other)", ":steps=10", "=10")]
+    [True, True, True, False]
+    """
+    is_path = re.fullmatch(r"\s*[\w.]+:[\w.]+( \([^()]+\))?\s*(:.*)?", text) is not None
+    return is_path and text.partition(":")[0].strip() not in ATTACKS
+
+
+def format_attack(text: str, own: Container[str] = ()) -> str:
     """Return the one text of an attack: options in alphabetical order.
 
     >>> format_attack("fpa: steps=10, rounds=3"), format_attack("mixed (20 %):share=0.2")
     ('fpa:rounds=3,steps=10', 'mixed (20 %):share=0.2')
     """
-    name, options = parse_attack(text)
+    if isinstance(text, str) and text in SUITE_NOTES:
+        return text
+    name, options = parse_attack(text, own)
     known = ADAPTIVE.get(name, {})
     texts = {
         key: f"({','.join(value)})" if isinstance(value, tuple) else str(value)
@@ -109,16 +131,19 @@ def format_attack(text: str) -> str:
     return format_text(name, texts)
 
 
-def parse_attacks(texts: Iterable[str]) -> Suite:
-    """Return attacks that were written as texts as a suite.
+def parse_attacks(texts: Iterable[str], own: Container[str] = (), norm: str = "linf") -> Suite:
+    """Return attacks that were written as texts as a suite. A text may also name a whole suite.
 
     >>> parse_attacks(["apgd-ce:steps=10", "fpa"])
     {'apgd-ce': {'steps': 10}, 'fpa': {}}
     """
     suite: Suite = {}
     files: dict[str, str] = {}
-    for text in texts:
-        name, suite_options = parse_attack(text)
+    chosen = [
+        find_suite(text, norm).items() if text in SUITE_NOTES else [parse_attack(text, own)]
+        for text in texts
+    ]
+    for name, options in chain.from_iterable(chosen):
         file = slugify(name.lower())  # some file systems do not tell case
         if file in files:
             raise ValueError(
@@ -126,7 +151,7 @@ def parse_attacks(texts: Iterable[str]) -> Suite:
                 f"variant as {name.partition(' (')[0]} (other)"
             )
         files[file] = name
-        suite[name] = suite_options
+        suite[name] = options
     return suite
 
 
@@ -139,9 +164,9 @@ def slugify(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+=-]+", "_", name)
 
 
-def explain_missing(attack: str, lacks: Mapping[str, str]) -> str | None:
+def explain_missing(attack: Attack, lacks: Mapping[str, str]) -> str | None:
     """Return why an attack cannot be run on a defense that lacks parts of the protocol, or None."""
-    return next((lacks[part] for part in find_attack(attack).needs if part in lacks), None)
+    return next((lacks[part] for part in attack.needs if part in lacks), None)
 
 
 def select_attacks(
@@ -155,6 +180,7 @@ def select_attacks(
     battle: bool = False,
     lacks: Mapping[str, str] | None = None,
     randomized: bool = False,
+    own: Mapping[str, Attack] | None = None,
 ) -> Suite:
     """Return what is run on a cell: natural inputs and `ABOUT`, then the attacks that suit its defense.
 
@@ -163,39 +189,43 @@ def select_attacks(
     `queries` replace the budget of every attack. On a random defense, attacks average over draws.
     """
     chosen: Suite = {NATURAL: {}, ABOUT: {}}
-    budget = {"steps": steps, "queries": queries}
-    given = {name: value for name, value in budget.items() if value is not None}
+    limits = {"steps": steps, "queries": queries}
+    given = {name: value for name, value in limits.items() if value is not None}
     if protocol:
         chosen[PROTOCOL] = given
     if battle:
         chosen[BATTLE] = {}
     for name, options in suite.items():
-        attack = find_attack(name)
-        if not _is_suited(name, updates, independent) or explain_missing(name, lacks or {}):
+        attack = find_attack(name, own)
+        if not _is_suited(attack, updates, independent) or explain_missing(attack, lacks or {}):
             continue
-        own = {option: value for option, value in given.items() if option in attack.options}
-        chosen[name] = choose_draws(name, randomized) | options | own
+        budget = {option: value for option, value in given.items() if option in attack.options}
+        chosen[name] = choose_draws(attack, randomized) | options | budget
     return chosen
 
 
-def choose_draws(attack: str, randomized: bool) -> dict[str, int]:
+def choose_draws(attack: Attack, randomized: bool) -> dict[str, int]:
     """Return how many draws an attack averages on a random defense, as options; none if it cannot.
 
-    >>> choose_draws("apgd-ce", True), choose_draws("square", True), choose_draws("apgd-ce", False)
-    ({'draws': 10}, {}, {})
+    >>> choose_draws(ATTACKS["apgd-ce"], True), choose_draws(ATTACKS["square"], True)
+    ({'draws': 10}, {})
     """
-    return {"draws": DRAWS} if randomized and "draws" in find_attack(attack).options else {}
+    return {"draws": DRAWS} if randomized and "draws" in attack.options else {}
 
 
 def describe_randomness(attacks: Iterable[str]) -> Finding:
     """Return the finding of a random defense, which names the attacks that do not average over draws.
 
+    Nothing is said of a user's own attacks.
+
     >>> describe_randomness(["apgd-ce", "square"]).message
     'the same inputs get different answers; square follows one draw at a time and may be weaker'
     """
-    found = {name: find_attack(name) for name in attacks}
+    found = {name: ATTACKS.get(name.partition(" (")[0]) for name in attacks}
     single = [
-        name for name, one in found.items() if "draws" not in one.options and "static" not in one.needs
+        name
+        for name, one in found.items()
+        if one and "draws" not in one.options and "static" not in one.needs
     ]
     verb = "follows" if len(single) == 1 else "follow"
     rest = f"; {', '.join(single)} {verb} one draw at a time and may be weaker" if single else ""
@@ -203,21 +233,28 @@ def describe_randomness(attacks: Iterable[str]) -> Finding:
 
 
 def list_not_run(
-    suite: Iterable[str], *, updates: int | None, independent: bool, lacks: Mapping[str, str]
+    suite: Iterable[str],
+    *,
+    updates: int | None,
+    independent: bool,
+    lacks: Mapping[str, str],
+    own: Mapping[str, Attack] | None = None,
 ) -> dict[str, str]:
     """Return the attacks that suit a defense but need a part of the protocol that it lacks, and why.
 
     >>> list_not_run(["apgd-ce", "fpa"], updates=1, independent=True, lacks={"steps": "no `steps`"})
     {'fpa': 'no `steps`'}
     """
+    attacks = {name: find_attack(name, own) for name in suite}
     reasons = {
-        name: explain_missing(name, lacks) for name in suite if _is_suited(name, updates, independent)
+        name: explain_missing(attack, lacks)
+        for name, attack in attacks.items()
+        if _is_suited(attack, updates, independent)
     }
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _is_suited(name: str, updates: int | None, independent: bool) -> bool:
-    attack = find_attack(name)
+def _is_suited(attack: Attack, updates: int | None, independent: bool) -> bool:
     return not (attack.needs_updates and updates == 0) and not (
         attack.kind == "scenario" and independent
     )

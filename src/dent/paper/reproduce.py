@@ -16,8 +16,8 @@ import torch
 
 from dent.data import open_data
 from dent.evaluation import Evaluation
+from dent.evaluation.estimate import time_forward
 from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation, share_ray
-from dent.evaluation.plan import time_forward
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, explain_full_disk
 from dent.models import ROBUSTBENCH, build, load_model

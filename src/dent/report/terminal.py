@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dent.evaluation.compare import ComparedCells
-from dent.evaluation.plan import Estimate
+from dent.evaluation.estimate import Estimate
 from dent.evaluation.results import Results, Score
 from dent.paper.claims import Judgment
 from dent.paper.reproduce import WorkEstimate
@@ -213,8 +213,8 @@ def estimate_rows(estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
             "model, defense, ball": str(one.cell),
             "attack": one.attack,
             "units": one.units,
-            "forwards": f"{one.forwards:,.0f}",
-            "minutes": f"{one.seconds / 60:.1f}",
+            "forwards": f"{one.forwards:,.0f}" if one.is_known else "unknown",
+            "minutes": f"{one.seconds / 60:.1f}" if one.is_known else "unknown",
         }
         for one in estimates
     ]
@@ -225,7 +225,11 @@ def total_line(estimates: Sequence[Estimate]) -> str:
     units, forwards, seconds = (
         sum(getattr(one, name) for one in estimates) for name in ("units", "forwards", "seconds")
     )
-    return f"{format_count(units)} units, {_describe_cost(forwards, seconds)}"
+    unknown = sum(one.units for one in estimates if not one.is_known)
+    end = (
+        f"; the cost of {format_count(unknown)} units of your own attacks is unknown" if unknown else ""
+    )
+    return f"{format_count(units)} units, {_describe_cost(forwards, seconds)}{end}"
 
 
 def work_rows(estimates: Sequence[WorkEstimate]) -> list[dict[str, Any]]:

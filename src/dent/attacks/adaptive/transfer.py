@@ -15,9 +15,10 @@ from dent.attacks.adaptive.views import DynamicDefense, State
 from dent.attacks.apgd import apgd, apgd_targeted
 from dent.attacks.autoattack import ATTACKS
 from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, read_arguments
+from dent.attacks.own import OwnAttack, run_own
 from dent.attacks.search import AttackResult, Model
 from dent.attacks.targets import select_targets
-from dent.names import lookup
+from dent.names import import_function, is_function_path, lookup
 
 OFFLINE: dict[str, Callable[..., AttackResult]] = {
     "apgd-ce": ATTACKS["apgd-ce"],
@@ -36,7 +37,7 @@ def denying_updates(
     *,
     eps: Eps,
     norm: str = "linf",
-    attacks: Sequence[str] = ("apgd-ce", "apgd-margin", "apgd-t"),
+    attacks: Sequence[str | OwnAttack] = ("apgd-ce", "apgd-margin", "apgd-t"),
     targets: int | None = None,
     steps: int = 100,
     restarts: int = 1,
@@ -48,7 +49,7 @@ def denying_updates(
     The adversary's optimization is complete before the defense makes an update.
 
     static: the model without updates.
-    attacks: names of `OFFLINE`.
+    attacks: names of `OFFLINE`, or attacks of your own: functions, or texts "package.module:function".
     targets: the number of classes that "apgd-t" tries, by the distance to their boundaries; three, or
     all other classes if there are fewer, if it is None.
     """
@@ -84,7 +85,7 @@ def offline(
     *,
     eps: Eps,
     norm: str = "linf",
-    attacks: Sequence[str] = ("apgd-ce", "apgd-margin", "apgd-t"),
+    attacks: Sequence[str | OwnAttack] = ("apgd-ce", "apgd-margin", "apgd-t"),
     targets: int | None = None,
     steps: int = 100,
     restarts: int = 1,
@@ -98,7 +99,11 @@ def offline(
     """
     if not attacks:
         raise ValueError(f"expected one attack or more, of: {', '.join(OFFLINE)}; got none")
-    chosen = {name: lookup("offline attack", name, OFFLINE) for name in attacks}
+    chosen: dict[str, Callable[..., AttackResult]] = {}
+    for one in attacks:
+        name, attack = _find_offline(one)
+        if chosen.setdefault(name, attack) is not attack:
+            raise ValueError(f"expected attacks with names of their own, got two as {name!r}")
     labels, eps = read_arguments(inputs, labels, eps)
     check_numbers(targets=targets)
     results = {}
@@ -120,6 +125,15 @@ def _count_targets(model: Model, inputs: Tensor, targets: int | None) -> int:
         return targets
     with torch.no_grad():
         return min(MOST_TARGETS, model(inputs[:1]).shape[1] - 1)
+
+
+def _find_offline(attack: str | OwnAttack) -> tuple[str, Callable[..., AttackResult]]:
+    """Return the name of an attack and its function, of `OFFLINE` or your own."""
+    if isinstance(attack, str) and not is_function_path(attack):
+        return attack, lookup("offline attack", attack, OFFLINE)
+    name = attack if isinstance(attack, str) else getattr(attack, "__name__", type(attack).__name__)
+    function = import_function(attack) if isinstance(attack, str) else attack
+    return name, partial(run_own, function, name)
 
 
 def high_confidence(

@@ -1,0 +1,63 @@
+"""What a run would cost, before it is begun."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dent.evaluation.plan import Plan
+from dent.evaluation.sources import Sources
+from dent.evaluation.spec import Cell
+
+DOUBLINGS = "doublings, at most"  # all doublings of a cell
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Upper bounds for one attack on one cell: units, images through the static model, seconds.
+
+    is_known: False for a user's own attack, whose cost is not known; only the submission is counted.
+    """
+
+    cell: Cell
+    attack: str
+    units: int
+    forwards: float
+    seconds: float
+    is_known: bool = True
+
+
+def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
+    """Return an estimate for each cell and attack, from the time of a few static forwards."""
+    inputs, _ = sources.read(sources.batches()[0])
+    speed = {name: time_forward(sources.model(name), inputs) for name in sources.evaluation.models}
+    groups: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
+    for unit in plan.largest.units():
+        name = unit.attack if unit.attack in plan.attacks[unit.cell] else DOUBLINGS
+        groups[unit.cell, name].append(plan.largest.forwards(unit))
+    return [
+        Estimate(
+            cell,
+            attack,
+            len(each),
+            sum(each),
+            sum(each) * speed[cell.model],
+            is_known=attack not in plan.own_attacks,
+        )
+        for (cell, attack), each in groups.items()
+    ]
+
+
+def time_forward(model: nn.Module, inputs: Tensor, *, rounds: int = 3) -> float:
+    """Return the seconds of a forward for each image: the fastest round, after one to warm up."""
+    times = []
+    with torch.no_grad():
+        for _ in range(rounds + 1):
+            started = time.perf_counter()
+            model(inputs).sum().item()  # waits for a GPU too
+            times.append(time.perf_counter() - started)
+    return min(times[1:]) / len(inputs)
