@@ -225,7 +225,7 @@ def describe_randomness(attacks: Iterable[str]) -> Finding:
     single = [
         name
         for name, one in found.items()
-        if one and "draws" not in one.options and "static" not in one.needs
+        if one and "draws" not in one.options and one.needs != ("static",)
     ]
     verb = "follows" if len(single) == 1 else "follow"
     rest = f"; {', '.join(single)} {verb} one draw at a time and may be weaker" if single else ""
