@@ -363,3 +363,14 @@ def test_the_plot_has_a_line_for_each_defense_and_its_numbers_beside_it() -> Non
     (group,) = plot.numbers.groups
     assert [row[2].number for row in group.rows] == [row["cost"] for row in drawn]
     assert [row[3].number for row in group.rows] == [row["percent"] for row in drawn]
+
+
+def test_doubled_attacks_are_the_last_columns() -> None:
+    weak = "denying updates:attacks=apgd-ce,steps=1"
+    strong = f"pgd:step_size={STEP},steps=1"
+    results = converge([FIRST_AT[1], FIRST_AT[2], OUTSIDE], attacks=[strong, weak], doublings=3)
+    (table,) = [one for one in result_tables(results) if one.title.endswith("under each attack")]
+    doubled = results.cells[0].convergence.doubled if results.cells[0].convergence else ()
+    assert doubled
+    assert list(table.columns[-len(doubled) :]) == list(doubled)
+    assert "pgd" in table.columns

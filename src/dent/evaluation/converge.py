@@ -50,6 +50,7 @@ class Convergence:
     alone: the most points that one attack, with its doublings, breaks alone: what the worst case would
         gain without it. None where broken points leave, because it is not known there.
     n: number of points of the worst case.
+    doubled: the attacks of these rounds and of one that is not done yet, in order.
     """
 
     converged: bool
@@ -58,6 +59,7 @@ class Convergence:
     alone: int | None
     alone_by: str | None
     n: int
+    doubled: tuple[str, ...] = ()
     trace: tuple[TracedAttack, ...] = ()
 
     @property
@@ -143,6 +145,7 @@ def judge_convergence(tally: Tally) -> Convergence | None:
         alone=counts[by] if by else None,
         alone_by=by if by and counts[by] else None,
         n=int(where.sum()),
+        doubled=tuple(name for attacks in tally.rounds[1:] for name in attacks),
         trace=tuple(_trace_worst_case(tally, where)),
     )
 

@@ -205,19 +205,23 @@ def _describe_claim(protocols: set[bool]) -> str:
 def _attack_table(results: Results) -> Table:
     names = _order_names(results, lambda cell: list(cell.attacks))
     kinds = {name: kind for cell in results.cells for name, kind in cell.kinds.items()}
-    direct = [name for name in names if kinds.get(name) == "direct"]
-    adaptive = [name for name in names if kinds.get(name) != "direct"]
+    rounds = [cell.convergence.doubled for cell in results.cells if cell.convergence]
+    doubled = dict.fromkeys(name for each in rounds for name in each)
+    direct = [name for name in names if kinds.get(name) == "direct" and name not in doubled]
+    adaptive = [name for name in names if kinds.get(name) != "direct" and name not in doubled]
 
     def make_row(cell: CellResult, usual: int) -> Row:
         row = {"defense": Value(cell.cell.defense + "*" * cell.cumulative)}
         row |= {name: score_value(cell.attacks.get(name), usual) for name in direct}
         if len(direct) > 1 and adaptive:  # what is claimed where the paper's protocol was not run
             row["all direct"] = score_value(cell.direct, usual)
-        return row | {name: score_value(cell.attacks.get(name), usual) for name in adaptive}
+        return row | {name: score_value(cell.attacks.get(name), usual) for name in (*adaptive, *doubled)}
 
     notes = []
     if adaptive:
         notes.append(Note(f"{', '.join(adaptive)}; the others are direct.", "made for adaptation"))
+    if doubled:
+        notes.append(Note("the attack again, with so many times its budget.", "(x2)"))
     if any(cell.cumulative for cell in results.cells):
         left = "each attack got only the points that the attacks before it had left standing"
         notes.append(Note(f"{left}; its number is what stands after all of them.", "*"))
