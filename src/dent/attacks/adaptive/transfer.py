@@ -123,8 +123,8 @@ def _count_targets(model: Model, inputs: Tensor, targets: int | None) -> int:
     """Return the number of targets that was asked for, or three, or all other classes if fewer."""
     if targets is not None:
         return targets
-    with torch.no_grad():
-        return min(MOST_TARGETS, model(inputs[:1]).shape[1] - 1)
+    with torch.no_grad():  # the whole batch: a defense may not take a single input, or warn of it
+        return min(MOST_TARGETS, model(inputs).shape[1] - 1)
 
 
 def _find_offline(attack: str | OwnAttack) -> tuple[str, Callable[..., AttackResult]]:
