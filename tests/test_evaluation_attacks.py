@@ -279,7 +279,7 @@ def test_one_attack_refuses_what_is_not_one_attack_on_one_cell() -> None:
         attack_data(sources_of(net, data, "static", "dent"), "pgd")
     watched: list[tuple[float, float | None, str]] = []
     attack_data(one, "pgd", {"steps": 1}, progress=lambda *at: watched.append(at))
-    assert watched == [(0, 1, "batch 1 of 1")]
+    assert watched == [(0, 1, "batch 1 of 1"), (1, 1, "batch 1 of 1")]  # begun, and done
 
 
 def test_one_attack_on_a_random_model_depends_on_the_seed_alone() -> None:
