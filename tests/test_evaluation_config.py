@@ -114,7 +114,7 @@ def test_a_defense_by_text_is_the_defense() -> None:
 def test_the_example_loads_and_flags_override_it() -> None:
     asked = read_evaluation(EXAMPLE)
     assert asked.defenses == ("static", "dent:steps=10", "dent+:steps=3")
-    assert (asked.n, asked.batch_size, asked.eps, asked.seed) == (256, 128, 8 / 255, 0)
+    assert (asked.n, asked.batch_size, asked.eps, asked.seed) == (256, 32, 8 / 255, 0)
     other = read_evaluation(EXAMPLE, n=64, defenses=("dent",), eps="1/255", suite="standard")
     assert (other.n, other.defenses, other.eps, other.suite) == (64, ("dent",), 1 / 255, "standard")
     assert other.models == asked.models

@@ -14,17 +14,23 @@ from hypothesis import strategies as st
 from made_up import MadeUp, cut, example, summary
 from scipy import stats
 
-from dent.evaluation.compare import ComparedCells, Paired, compare_runs, pair_points
+from dent.evaluation.compare import ComparedCells, compare_runs
+from dent.evaluation.paired import JudgedPoints, Paired, pair_points
 from dent.evaluation.results import Results
 from dent.evaluation.spec import Cell
 from dent.evaluation.suites import NATURAL
+from dent.report.comparisons import comparison_table
 from dent.report.evaluation import results_markdown, results_text
-from dent.report.evaluation_tables import comparison_table
-from dent.report.format import NOTHING, format_p
+from dent.report.format import format_p
 from dent.report.terminal import show_comparison
 from dent.report.text import table_text
 
 counts = st.integers(0, 60)
+
+
+def ends(pair: Paired) -> tuple[float, float]:
+    assert pair.interval is not None
+    return pair.interval
 
 
 @given(counts, counts, counts, counts)
@@ -51,10 +57,11 @@ def test_interval_is_walds_with_half_a_point_more_everywhere(
     mean = np.average(differences, weights=weights)
     error = math.sqrt(np.average((differences - mean) ** 2, weights=weights) / weights.sum())
     half = stats.norm.ppf(0.975) * error
-    assert found.low == pytest.approx(max(-100, 100 * (mean - half)), abs=1e-9)
-    assert found.high == pytest.approx(min(100, 100 * (mean + half)), abs=1e-9)
+    low, high = ends(found)
+    assert low == pytest.approx(max(-100, 100 * (mean - half)), abs=1e-9)
+    assert high == pytest.approx(min(100, 100 * (mean + half)), abs=1e-9)
     if found.n:
-        assert found.low <= found.difference <= found.high
+        assert low <= found.difference <= high
 
 
 @given(counts, counts, counts, counts)
@@ -62,7 +69,7 @@ def test_the_other_way_round(neither: int, first: int, second: int, both: int) -
     n = neither + first + second + both
     one, other = Paired(n, first, second, both), Paired(n, second, first, both)
     assert one.p == other.p
-    assert one.low == pytest.approx(-other.high, abs=1e-9)
+    assert ends(one)[0] == pytest.approx(-ends(other)[1], abs=1e-9)
     if n:
         assert one.difference == pytest.approx(-other.difference)
         assert one.difference == pytest.approx(one.second - one.first)
@@ -89,7 +96,7 @@ def test_the_interval_covers_the_truth_in_95_of_100(n: int) -> None:
             covered += sum(
                 chance
                 for chance, pair in zip(likely, within, strict=True)
-                if pair.low <= truth <= pair.high
+                if ends(pair)[0] <= truth <= ends(pair)[1]
             )
         coverages.append(covered)
     assert min(coverages) > 0.935
@@ -102,13 +109,13 @@ def test_the_interval_covers_the_truth_in_95_of_100(n: int) -> None:
 )
 def test_pairs_are_the_points_of_both(first: dict[int, bool], second: dict[int, bool]) -> None:
     pairs = [(first[point], second[point]) for point in range(21) if point in first and point in second]
-    assert pair_points(first, second) == Paired(
+    assert pair_points(JudgedPoints(first), JudgedPoints(second)) == Paired(
         len(pairs), pairs.count((True, False)), pairs.count((False, True)), pairs.count((True, True))
     )
 
 
 def test_no_points_say_nothing() -> None:
-    found = pair_points({1: True}, {2: True})
+    found = pair_points(JudgedPoints({1: True}), JudgedPoints({2: True}))
     assert found.p == 1.0
     assert math.isnan(found.difference)
     assert found.to_json()["difference"] is None
@@ -118,16 +125,6 @@ def test_no_points_say_nothing() -> None:
 def test_counts_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="expected counts >= 0 of 3 points"):
         Paired(3, 2, 2, 0)
-
-
-@pytest.mark.parametrize(("batches", "has_p"), [(1, False), (4, False), (5, True), (None, False)])
-def test_points_that_share_a_batch_have_no_p_from_few_batches(batches: int | None, has_p: bool) -> None:
-    found = Paired(40, 3, 12, 20, independent=False, batches=batches)
-    assert found.p == (found.mcnemar if has_p else None)
-    assert (found.why_no_p is None) is has_p
-    assert found.to_json()["p"] == found.p
-    assert found.to_json()["why_no_p"] == found.why_no_p
-    assert Paired(40, 3, 12, 20, independent=True, batches=batches).p == found.mcnemar
 
 
 # Two runs
@@ -186,7 +183,8 @@ def test_one_batch_gives_no_p_and_the_tables_say_why(size: int) -> None:
     assert versus is not None
     assert versus.batches == 40 // size
     assert (versus.p is None) is (size != 8)
-    says = f"no p: points of one batch are not independent: p needs 5 batches or more, got {40 // size}."
+    why = f"intervals and p need 5 batches or more, got {40 // size}"
+    says = f"no interval, no p: points of one batch are not independent: {why}."
     alone = [replace(results, cells=(cell,)) for cell in results.cells]
     pairs = [
         compare_runs(alone[0], alone[1]),
@@ -195,6 +193,7 @@ def test_one_batch_gives_no_p_and_the_tables_say_why(size: int) -> None:
     ]
     for rows in pairs:
         assert [row.paired.p is None for row in rows] == [size != 8] * 2
+        assert [row.paired.interval is None for row in rows] == [size != 8] * 2
         assert (says in table_text(comparison_table(rows), 200)) is (size != 8)
     assert all(row.paired.p == 1.0 for row in compare_runs(alone[0], alone[0]))
     assert (says in results_text(results, 200)) is (says in results_markdown(results)) is (size != 8)
@@ -238,14 +237,18 @@ def test_comparisons_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
     show_comparison(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines == table_text(comparison_table(found)).splitlines()
-    assert lines[2] == "net-a, static and dent+, linf 8/255"
+    assert lines[3] == "net-a, static and dent+, linf 8/255"
     worst = found[1].paired
-    assert re.split(r" {2,}", lines[4].strip()) == [
+    assert worst.p is not None
+    assert worst.p_corrected is not None
+    assert re.split(r" {2,}", lines[5].strip()) == [
         "worst case",
         f"{static.cells[0].worst.percent:.1f}",
         f"{dent.cells[0].worst.percent:.1f}",
         f"{worst.difference:+.1f}",
-        f"{worst.low:+.1f} to {worst.high:+.1f}",
-        NOTHING if worst.p is None else format_p(worst.p),
+        "{:+.1f} to {:+.1f}".format(*ends(worst)),
+        format_p(worst.p),
+        format_p(worst.p_corrected),
         "200",
+        "5",
     ]

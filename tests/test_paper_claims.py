@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from dent.evaluation.compare import pair_points
+from dent.evaluation.paired import JudgedPoints, pair_points
 from dent.paper.claims import Claim, claims, judge, judge_published, read_claims
-from dent.paper.results import Measurement, Points
+from dent.paper.results import Measurement
 from dent.paper.scales import Work
 from dent.paper.tables import MEASURES, Ask, PublishedNumber, tables
 from dent.paper.verdicts import FAILS, HOLDS, OPEN, Verdict
@@ -21,9 +21,9 @@ NUMBERS: dict[str, PublishedNumber] = {
 }
 
 
-def share(correct: int, n: int) -> Points:
+def share(correct: int, n: int) -> JudgedPoints:
     """The first so many points are correct: of two such numbers, one has what the other has."""
-    return {i: i < correct for i in range(n)}
+    return JudgedPoints({i: i < correct for i in range(n)})
 
 
 # Claims
@@ -38,15 +38,13 @@ LOADED = work()
 
 
 def made(
-    points: Points | None = None, worst_points: Points | None = None, *,
+    judged: JudgedPoints | None = None, worst: JudgedPoints | None = None, *,
     value: float | None = None, missing: str | None = None, published: float | None = None,
     by: Work | None = LOADED,
 ) -> Measurement:  # fmt: skip
     """Made-up evidence."""
     number = PublishedNumber("row", "column", published, ASK)
-    return Measurement(
-        number, by, value=value, missing=missing, points=points or {}, worst_points=worst_points or {}
-    )
+    return Measurement(number, by, value=value, missing=missing, judged=judged, worst_judged=worst)
 
 
 def claim(*conditions: str, more: str = "") -> Claim:
@@ -75,9 +73,10 @@ def test_all_comparisons_have_to_hold(b: int, c: int, expected: Verdict) -> None
 
 def test_evidence_can_be_read() -> None:
     found = judge(claim(MORE), measured(a=made(share(81, 128)), b=made(share(43, 128))))
-    pair = pair_points(share(43, 128), share(81, 128))
+    ends = pair_points(share(43, 128), share(81, 128)).interval
+    assert ends is not None
     assert evidence_lines(found.evidence) == [
-        f"t p: a 63.3, b 33.6: +29.7 [{pair.low:.1f}, {pair.high:.1f}], n = 128"
+        f"t p: a 63.3, b 33.6: +29.7 [{ends[0]:.1f}, {ends[1]:.1f}], n = 128"
     ]
     series = judge(
         claim("{rises: [a, b, c]}"),
@@ -121,7 +120,7 @@ def test_what_is_missing_is_said() -> None:
     assert judge(claim(MORE), {}).verdict == OPEN
     empty = judge(claim(MORE), measured(a=made(), b=made()))
     assert evidence_lines(empty.evidence) == ["t p: a: no points; b: no points"]
-    apart = measured(a=made({1: True}), b=made({2: False}))
+    apart = measured(a=made(JudgedPoints({1: True})), b=made(JudgedPoints({2: False})))
     assert evidence_lines(judge(claim(MORE), apart).evidence) == [
         "t p: a and b have no points in common"
     ]
@@ -131,7 +130,7 @@ def test_one_piece_of_work_is_not_compared_with_itself() -> None:
     points = share(500, 1000)
     equal = claim("{same: [a, b], within: 2}")
     assert judge(equal, measured(a=made(points), b=made(points))).verdict == OPEN
-    assert judge(equal, measured(a=made(points), b=made(dict(points)))).verdict == HOLDS
+    assert judge(equal, measured(a=made(points), b=made(share(500, 1000)))).verdict == HOLDS
     series = claim("{falls: [a, b, c]}")
     assert judge(series, measured(a=made(points), b=made(points), c=made(points))).verdict == OPEN
 

@@ -85,7 +85,8 @@ def test_every_number_is_measured(ran: Ran, name: str) -> None:
             assert one.ours > 0
         else:
             assert one.n == expected_n(one), reference
-            assert set(one.points) <= set(range(4))
+            assert one.judged is not None
+            assert set(one.judged.points) <= set(range(4))
     assert ran.found.is_complete([TABLES[name]])
 
 
@@ -113,8 +114,10 @@ def test_attacks_take_and_never_give(ran: Ran, name: str) -> None:
         assert one.worst is not None
         natural = ran.found.cells[ran.found.key(one.work)].judged[NATURAL]
         assert one.worst.n == one.score.n
-        for point, correct in one.points.items():
-            assert natural[point] >= correct >= one.worst_points[point], reference
+        assert one.judged is not None
+        assert one.worst_judged is not None
+        for point, correct in one.judged.points.items():
+            assert natural[point] >= correct >= one.worst_judged.points[point], reference
     assert compared or name in ("table-6", "table-14")
 
 

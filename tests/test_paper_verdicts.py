@@ -10,30 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dent.evaluation.compare import pair_points
-from dent.paper.results import Points
-from dent.paper.verdicts import FAILS, HOLDS, OPEN, Condition, Verdict, subtract, weigh
+from dent.evaluation.paired import JudgedPoints, pair_points
+from dent.paper.verdicts import FAILS, HOLDS, OPEN, Condition, Figure, Verdict, subtract, weigh
 
 count = st.integers(0, 40)
 counts = st.tuples(count, count, count, count).filter(any)
 Counts = tuple[int, int, int, int]
 
 
-def two(of: Counts) -> tuple[Points, Points]:
+def two(of: Counts) -> tuple[JudgedPoints, JudgedPoints]:
     """Points of two numbers: correct in neither, in the first alone, in the second alone, in both."""
     sorts = [(False, False), (True, False), (False, True), (True, True)]
     pairs = [sort for sort, times in zip(sorts, of, strict=True) for _ in range(times)]
-    return {i: one for i, (one, _) in enumerate(pairs)}, {i: one for i, (_, one) in enumerate(pairs)}
+    return tuple(JudgedPoints(dict(enumerate(own))) for own in zip(*pairs, strict=True))  # type: ignore[return-value]
 
 
-def share(correct: int, n: int) -> Points:
+def share(correct: int, n: int) -> JudgedPoints:
     """The first so many points are correct: of two such numbers, one has what the other has."""
-    return {i: i < correct for i in range(n)}
+    return JudgedPoints({i: i < correct for i in range(n)})
 
 
-def verdict(
-    kind: str, *numbers: Points | float | str, bound: float = 0.0, factor: float = 1.0
-) -> Verdict:
+def verdict(kind: str, *numbers: Figure | str, bound: float = 0.0, factor: float = 1.0) -> Verdict:
     names = [f"t/p/r/{i}" for i in range(len(numbers))]
     return weigh(Condition(kind, tuple(names), bound, factor), numbers).verdict
 
@@ -49,8 +46,8 @@ def test_the_interval_is_walds_with_half_a_point_more_of_each_sort(of: Counts, w
     mean = np.average(each, weights=weights)
     error = np.sqrt(np.average((each - mean) ** 2, weights=weights) / weights.sum())
     half = stats.norm.ppf(0.975) * error
-    assert found.low == pytest.approx(100 * max(-weight, mean - half), abs=1e-6)
-    assert found.high == pytest.approx(100 * min(1.0, mean + half), abs=1e-6)
+    ends = max(-weight, mean - half), min(1.0, mean + half)
+    assert found.interval == pytest.approx((100 * ends[0], 100 * ends[1]), abs=1e-6)
     assert found.value == pytest.approx(100 * np.average(each, weights=of), abs=1e-6)
 
 
@@ -62,8 +59,8 @@ def test_of_the_whole_the_interval_is_that_of_pairs(of: Counts) -> None:
         subtract(first, second, share=1 + 1e-9),
         pair_points(second, first),
     )
-    assert (found.low, found.high, found.n, found.p) == (pair.low, pair.high, pair.n, pair.mcnemar)
-    assert (near.low, near.high) == pytest.approx((pair.low, pair.high), abs=1e-5)
+    assert (found.interval, found.n, found.p) == (pair.interval, pair.n, pair.mcnemar)
+    assert near.interval == pytest.approx(pair.interval, abs=1e-5)
 
 
 @pytest.mark.parametrize("weight", [0.5, 0.9, 1.3])
@@ -73,7 +70,7 @@ def test_the_interval_of_a_share_covers_the_truth(weight: float) -> None:
     every = [of for of in product(range(n + 1), repeat=3) if sum(of) <= n]
     every_count = np.array([(*of, n - sum(of)) for of in every])
     found = [subtract(*two((neither, a, b, both)), share=weight) for a, b, both, neither in every_count]
-    low, high = np.array([one.low for one in found]), np.array([one.high for one in found])
+    low, high = np.array([one.interval for one in found]).T
     for truth in ([0.1, 0.1, 0.5, 0.3], [0.02, 0.3, 0.4, 0.28], [0.2, 0.05, 0.6, 0.15]):
         likely = stats.multinomial.pmf(every_count, n, truth)
         exact = 100 * (truth[0] + truth[2] - weight * (truth[1] + truth[2]))
@@ -116,9 +113,7 @@ DENT, STATIC = share(70, 100), share(50, 100)  # 20 points, surely more than 10,
         ("at_most", (81.0, 90.0), 0.9, HOLDS),
     ],
 )
-def test_comparisons(
-    kind: str, numbers: tuple[Points | float, ...], bound: float, expected: Verdict
-) -> None:
+def test_comparisons(kind: str, numbers: tuple[Figure, ...], bound: float, expected: Verdict) -> None:
     assert verdict(kind, *numbers, bound=bound) == expected
 
 
@@ -173,7 +168,7 @@ def test_a_flat_series_seldom_fails_by_chance() -> None:
     """Nine numbers have 36 pairs; without the correction for them, most such series would fail."""
     rng, fails = np.random.default_rng(0), 0
     for _ in range(100):
-        series = [dict(enumerate((rng.random(60) < 0.5).tolist())) for _ in range(9)]
+        series = [JudgedPoints(dict(enumerate((rng.random(60) < 0.5).tolist()))) for _ in range(9)]
         fails += weigh(Condition("rises", tuple("abcdefghi")), series).against is not None
     assert fails <= 5
 

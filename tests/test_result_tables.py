@@ -12,7 +12,7 @@ from made_up import MadeUp, cut, example, summary
 from dent.evaluation.results import COLUMNS, Cost, MissingUnit, Results
 from dent.evaluation.spec import Cell
 from dent.evaluation.suites import NATURAL
-from dent.report.blocks import Table, Value
+from dent.report.blocks import EMPTY, Table, Value
 from dent.report.evaluation import results_markdown, results_text
 from dent.report.evaluation_tables import mark_extremes, result_tables
 from dent.report.terminal import show_results
@@ -49,9 +49,9 @@ def part(results: Results, title: str, width: int = 100) -> list[str]:
 def test_the_main_table() -> None:
     results = example()
     lines = part(results, "Accuracy in %")
-    assert lines[1].split() == ["95", "%"]
+    assert lines[1].split() == ["worst", "95", "%"]  # no cell is marked: all may be chance
     assert fields(lines[2]) == [
-        "defense", "natural", "claimed", "worst case", "interval", "gap", "vs static", "cost",
+        "defense", "natural", "claimed", "case", "interval", "gap", "vs static", "cost",
         "submitted",
     ]  # fmt: skip
     assert lines[3] == f"net-a, linf 8/255, n = 200, batches = {results.cells[0].batches}"
@@ -60,8 +60,9 @@ def test_the_main_table() -> None:
     assert dent.protocol is not None
     found = fields(lines[5])
     assert found[:3] == ["dent:steps=10", f"{dent.natural.percent:.1f}", f"{dent.protocol.percent:.1f}"]
-    assert found[3].split()[-1] == f"{dent.worst.percent:.1f}"
-    assert found[4] == f"{dent.worst.low:.0f} to {dent.worst.high:.0f}"
+    assert found[3] == f"\N{LESS-THAN OR EQUAL TO} {dent.worst.percent:.1f}"
+    assert dent.worst.interval is not None
+    assert found[4] == "{:.0f} to {:.0f}".format(*dent.worst.interval)
     assert found[5] == f"{dent.gap:.1f}"
     assert found[6].startswith(f"{dent.versus_static.difference:+.1f} (p ")
     assert found[7:] == ["13x", f"{dent.submitted.percent:.1f}"]
@@ -134,44 +135,44 @@ def test_what_one_attack_alone_breaks_is_a_share() -> None:
 def test_scenarios_have_their_own_n() -> None:
     lines = part(example(), "Accuracy in % in other batches")
     assert lines[-1] == "Each accuracy is on points of its own, and is no part of the worst case."
-    assert "  dent+          56.2 (n = 80)" in lines
+    assert "  dent+          56.2 (n = 80, 5 batches)" in lines
     assert "net-a, linf 8/255" in lines  # without the n of the others
 
 
-def test_best_and_worst_are_of_a_model_in_a_ball() -> None:
-    made = []
-    for defense, eps, count in [
-        ("static", 1, 5),
-        ("a", 1, 7),
-        ("b", 1, 6),
-        ("c", 1, 7),
-        ("static", 2, 1),
-    ]:
-        bits = {NATURAL: np.arange(10) < 9, "apgd-ce": np.arange(10) < count}
-        made.append(MadeUp(cut(10, 5), bits, Cell("net", defense, eps, "l2")))
+def made_with(defense: str, eps: float, counts: list[int], size: int = 10) -> MadeUp:
+    """A cell of which so many points of each batch stand."""
+    batches = [list(range(size * place, size * (place + 1))) for place in range(len(counts))]
+    stand = np.concatenate([np.arange(size) < count for count in counts])
+    survives = {NATURAL: np.ones_like(stand), "apgd-ce": stand}
+    return MadeUp(batches, survives, Cell("net", defense, eps, "l2"))
+
+
+def test_best_and_worst_are_beyond_chance_and_of_a_model_in_a_ball() -> None:
+    static, high, same = made_with("static", 1, [5] * 8), [9] * 7 + [8], [9] * 8
+    low = [6, 5, 5, 4, 5, 5, 5, 6]  # as the static model, but for chance
+    made = [static, made_with("a", 1, high), made_with("b", 1, low), made_with("static", 2, [1] * 8)]
     results = summary(*made)
-    assert [mark_extremes(results).get(one.cell, "") for one in results.cells] == [
-        "worst",
-        "best",
-        "",
-        "best",
-        "",
-    ]
     found = [(one.mark, one.number) for one in column(result_tables(results)[0], "worst case")]
-    marks = ["worst", "best", "", "best", ""]
-    assert found == list(zip(marks, [50, 70, 60, 70, 10], strict=True))
-    assert mark_extremes(summary(made[1], made[3])) == {}  # the same: neither
-    missing = replace(made[0], failed=frozenset({("apgd-ce", 0)}))
+    assert found == [("", 50.0), ("best", 88.75), ("", 51.25), ("", 10.0)]
+    clear = summary(static, made[1], made_with("b", 1, [7] * 8))
+    assert [mark_extremes(clear).get(one.cell, "") for one in clear.cells] == ["worst", "best", ""]
+    assert mark_extremes(summary(static, made[1], made_with("c", 1, same))) == {
+        static.cell: "worst"  # of two that are alike, none is the best
+    }
+    few = [made_with("static", 1, [5] * 4), made_with("a", 1, [9] * 4)]
+    assert mark_extremes(summary(*few)) == {}  # no p, no mark
+    missing = replace(static, failed=frozenset({("apgd-ce", 0)}))
     assert mark_extremes(summary(missing, made[1])) == {}  # on other points they are not compared
 
 
 def test_a_run_that_is_not_complete_says_of_how_many_points_it_speaks() -> None:
     results = example(failed=PARTIAL)
     lines = part(results, "Accuracy in %", 150)
-    assert fields(lines[1 + ["95 %" in line for line in lines].index(True)])[-1] == "n"
+    header = fields(lines[1 + ["95 %" in line for line in lines].index(True)])
+    assert header[-2:] == ["n", "batches"]
     static, dent = fields(lines[4]), fields(lines[5])
-    assert (static[-1], dent[-1]) == ("200", "120")
-    assert dent[1] == f"{results.cells[1].natural.percent:.1f} (n = 200)"
+    assert (static[-2:], dent[-2:]) == (["200", "5"], ["120", "3"])
+    assert dent[1] == f"{results.cells[1].natural.percent:.1f} (n = 200, 5 batches)"
     whole = results_text(results)
     assert "Missing: 2 units failed or were not done" in whole
     assert "- net-a, dent:steps=10, linf 8/255, apgd-ce, batch 1: RuntimeError: no memory" in whole
@@ -219,9 +220,12 @@ def test_every_cell_has_every_attack() -> None:
     rows = [dict(zip(columns, row, strict=True)) for group in groups for row in group.rows]
     for row, cell in zip(rows, results.cells, strict=True):
         assert row["defense"].text.rstrip("*") == cell.cell.defense
-        assert row["all direct"].text == f"{cell.direct.percent:.1f}"
+        direct = cell.worst if cell.cell.static else cell.direct
+        assert row["all direct"].text == f"{direct.percent:.1f}"
         for name, one in cell.attacks.items():
-            assert row[name] == Value(f"{one.percent:.1f}", one.percent, (one.low, one.high))
+            shown = Value(f"{one.percent:.1f}", one.percent, one.interval)
+            is_hidden = cell.cell.static and cell.kinds[name] == "adaptive"
+            assert row[name] == (EMPTY if is_hidden else shown)
 
 
 def test_what_is_claimed_is_said() -> None:
@@ -241,14 +245,14 @@ def test_without_direct_attacks_nothing_is_claimed() -> None:
     lines = part(results, "Accuracy in %")
     assert not any("claimed" in line or "gap" in line for line in lines)
     bound = "\N{LESS-THAN OR EQUAL TO} 50.0"
-    assert row_of("dent+", lines) == ["dent+", "100.0", bound, "15 to 85", "-", "50.0"]
+    assert row_of("dent+", lines) == ["dent+", "100.0", bound, "-", "-", "50.0"]  # one batch
 
 
 def test_markdown_tables_are_tables() -> None:
     results = example()
     report = results_markdown(results)
     tables = re.findall(r"(?:^\|.*\|\n)+", report, re.MULTILINE)
-    assert len(tables) == len(result_tables(results)) == 5
+    assert len(tables) == len(result_tables(results)) == 6
     for table in tables:
         header, rule, *lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()]
         assert {len(line) for line in (rule, *lines)} == {len(header)}
@@ -256,7 +260,8 @@ def test_markdown_tables_are_tables() -> None:
     main = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables[0].splitlines()]
     dent = dict(zip(main[0], main[3], strict=True))
     natural = results.cells[1].natural
-    assert dent["natural"] == f"{natural.percent:.1f} ({natural.low:.0f} to {natural.high:.0f})"
+    assert natural.interval is not None
+    assert dent["natural"] == "{:.1f} ({:.0f} to {:.0f})".format(natural.percent, *natural.interval)
     static = dict(zip(main[0], main[2], strict=True))  # the first of its group
     assert (static["model"], static["ball"], static["n"]) == ("net-a", "linf 8/255", "200")
     assert (dent["model"], dent["defense"]) == ("", "dent:steps=10")

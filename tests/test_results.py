@@ -29,16 +29,17 @@ SCORES = ("natural", "direct", "worst", "submitted", "protocol")
 def test_score_has_scipys_wilson_interval(n: int, share: float) -> None:
     score = Score(round(share * n), n)
     expected = stats.binomtest(score.correct, n).proportion_ci(method="wilson")
-    assert score.low == pytest.approx(100 * expected.low, abs=1e-6)
-    assert score.high == pytest.approx(100 * expected.high, abs=1e-6)
-    assert score.low - 1e-9 <= score.percent <= score.high + 1e-9
+    assert score.interval == pytest.approx((100 * expected.low, 100 * expected.high), abs=1e-6)
+    assert score.interval is not None
+    assert score.interval[0] - 1e-9 <= score.percent <= score.interval[1] + 1e-9
 
 
 def test_score_of_no_points() -> None:
     score = Score(0, 0)
     assert math.isnan(score.percent)
-    assert (score.low, score.high) == (0.0, 100.0)
-    assert score.to_json() == {"correct": 0, "n": 0, "percent": None, "low": 0.0, "high": 100.0}
+    assert score.interval == (0.0, 100.0)
+    nothing = {"batches": None, "percent": None, "low": 0.0, "high": 100.0, "why_no_interval": None}
+    assert score.to_json() == {"correct": 0, "n": 0} | nothing
 
 
 @pytest.mark.parametrize(("correct", "n"), [(-1, 3), (4, 3), (1, 0)])
@@ -63,14 +64,15 @@ def test_json_has_everything_with_n_and_interval() -> None:
         ]
         for name in SCORES:
             score = getattr(cell, name)
-            figures = (score.correct, score.n, score.percent, score.low, score.high)
+            figures = (score.correct, score.n, 5, score.percent, *score.interval, None)
             assert tuple(row[name].values()) == figures
         for name, score in cell.attacks.items():
             assert row["attacks"][name]["percent"] == score.percent
             assert row["attacks"][name]["kind"] == cell.kinds[name]
             assert row["attacks"][name]["alone"] == (cell.alone[name] if cell.alone else None)
         assert list(row["attacks"]) == list(cell.attacks)
-        assert row["gap"] == pytest.approx(row["protocol"]["percent"] - row["worst"]["percent"])
+        gap = row["protocol"]["percent"] - row["worst"]["percent"]
+        assert row["gap"] == (None if cell.cell.static else pytest.approx(gap))
         assert row["cumulative"] is cell.cumulative is cell.cell.static
         assert row["cost"]["times_flops"] == (1.0 if cell.cell.static else 13.0)
         assert len(row["findings"]) == len(cell.findings)

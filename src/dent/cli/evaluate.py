@@ -29,15 +29,15 @@ from dent.evaluation.execute import attack_data
 from dent.evaluation.pipeline import run_evaluation
 from dent.evaluation.plan import check_extras, make_plan
 from dent.evaluation.sources import Sources
+from dent.evaluation.spec import BATCH_SIZE, POINTS
 from dent.flags import add_flags
 from dent.loggers import open_logger
 from dent.report.terminal import (
     estimate_rows,
     progress_bar,
-    score_rows,
     show_comparison,
     show_results,
-    show_table,
+    show_scores,
     total_line,
 )
 from dent.report.write import write_markdown, write_page
@@ -119,9 +119,10 @@ def attack(
     ] = "static",
     data: Annotated[str, typer.Option(help="Data set, see `dent list data`.")] = "cifar10",
     n: Annotated[
-        int | None, typer.Option(help="Number of images; 0 is all (default: 128, or all of your own).")
+        int | None,
+        typer.Option(help=f"Number of images; 0 is all (default: {POINTS}, or all of your own)."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Number of images per batch.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Number of images per batch.")] = BATCH_SIZE,
     eps: Annotated[
         str | None, typer.Option(help="Radius, such as 8/255 or 0.5 (default: what suits the model).")
     ] = None,
@@ -154,8 +155,7 @@ def attack(
         content = {name: one.to_json() for name, one in result.scores().items()}
         typer.echo(json.dumps({"cell": asdict(result.cell), "attack": attack, **content}, indent=2))
     else:
-        rows = score_rows(result.scores())
-        show_table(rows, right=["accuracy %", "n"], title=f"{result.cell}, {attack}")
+        show_scores(result.scores(), title=f"{result.cell}, {attack}")
         typer.echo(f"images: {out}")
 
 

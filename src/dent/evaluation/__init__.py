@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dent.evaluation.compare import ComparedCells, Paired, compare_runs
+from dent.evaluation.compare import ComparedCells, compare_runs
+from dent.evaluation.paired import Paired
 from dent.evaluation.pipeline import evaluate, load_points, load_results, run_evaluation
 from dent.evaluation.results import CellResult, Cost, Results, Score
 from dent.evaluation.spec import Cell, Evaluation, read_evaluation

@@ -1,137 +1,78 @@
-"""Compare two judgments of the same points: the difference, its interval, and a paired test."""
+"""Compare cells: with their static model, with one another, and between two runs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Literal
 
+from dent.attacks.findings import Finding
+from dent.evaluation.paired import LEVEL, Paired, correct_pairs, pair_points
 from dent.evaluation.spec import Cell
 
 if TYPE_CHECKING:
     from dent.evaluation.results import CellResult, Results
 
-Z = 1.959963984540054  # of 95 %
-LEAST_BATCHES = 5  # for a p where points of a batch depend on one another
 
+def compare_with_static(cells: Iterable[CellResult]) -> tuple[CellResult, ...]:
+    """Return the cells, each compared with its static model in the worst case and on natural inputs.
 
-@dataclass(frozen=True)
-class Paired:
-    """Number of points that are correct in the first judgment alone, in the second alone, in both.
-
-    independent: False if an answer in either judgment depends on the rest of its batch.
-    batches: number of batches that hold these points; None if it is not known.
-
-    >>> pair = Paired(n=100, only_first=2, only_second=12, both=40)
-    >>> pair.first, pair.second, pair.difference
-    (42.0, 52.0, 10.0)
-    >>> round(pair.low, 1), round(pair.high, 1), pair.p == pair.mcnemar, round(pair.mcnemar, 3)
-    (2.6, 17.0, True, 0.013)
+    p is corrected by Holm for all cells together. A cell whose natural accuracy is lower beyond chance
+    gets a finding.
     """
-
-    n: int
-    only_first: int
-    only_second: int
-    both: int
-    independent: bool = True
-    batches: int | None = None
-
-    def __post_init__(self) -> None:
-        counts = (self.only_first, self.only_second, self.both)
-        if min(counts) < 0 or sum(counts) > self.n:
-            raise ValueError(f"expected counts >= 0 of {self.n} points together, got {counts}")
-
-    @property
-    def first(self) -> float:
-        """Return the accuracy of the first in %; nan without points."""
-        return _percent(self.both + self.only_first, self.n)
-
-    @property
-    def second(self) -> float:
-        return _percent(self.both + self.only_second, self.n)
-
-    @property
-    def difference(self) -> float:
-        """Return the second minus the first, in percentage points."""
-        return _percent(self.only_second - self.only_first, self.n)
-
-    @property
-    def low(self) -> float:
-        return max(-100.0, self._interval[0])
-
-    @property
-    def high(self) -> float:
-        return min(100.0, self._interval[1])
-
-    @property
-    def p(self) -> float | None:
-        """Return the p of McNemar's test, or None if too few batches support one: see `why_no_p`."""
-        return self.mcnemar if self.why_no_p is None else None
-
-    @property
-    def why_no_p(self) -> str | None:
-        """Return why there is no p, or None if there is one.
-
-        >>> Paired(n=128, only_first=2, only_second=12, both=40, independent=False, batches=1).why_no_p
-        'points of one batch are not independent: p needs 5 batches or more, got 1'
-        """
-        if self.independent or (self.batches or 0) >= LEAST_BATCHES:
-            return None
-        got = "an unknown number" if self.batches is None else self.batches
-        needed = f"p needs {LEAST_BATCHES} batches or more, got {got}"
-        return f"points of one batch are not independent: {needed}"
-
-    @cached_property
-    def mcnemar(self) -> float:
-        """Return the p of McNemar's exact two-sided test, which takes all points to be independent."""
-        uneven = self.only_first + self.only_second
-        term = total = 1  # integers: exact, however many points there are
-        for k in range(min(self.only_first, self.only_second)):
-            term = term * (uneven - k) // (k + 1)
-            total += term
-        return min(1.0, float(2 * total / (1 << uneven)))
-
-    @cached_property
-    def _interval(self) -> tuple[float, float]:
-        # Agresti and Min (2005): Wald's interval, with half a point more in each of the four counts.
-        n = self.n + 2
-        first, second = (self.only_first + 0.5) / n, (self.only_second + 0.5) / n
-        center = second - first
-        half = Z * math.sqrt((first + second - center**2) / n)
-        return 100 * (center - half), 100 * (center + half)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts and what follows from them; None if there are no points."""
-        names = ("first", "second", "difference", "low", "high", "p", "why_no_p")
-        return asdict(self) | {name: getattr(self, name) if self.n else None for name in names}
-
-
-def pair_points(
-    first: Mapping[int, bool],
-    second: Mapping[int, bool],
-    *,
-    independent: bool = True,
-    batch_of: Mapping[int, int] | None = None,
-) -> Paired:
-    """Compare two judgments on the points that both have.
-
-    independent: False if an answer in either judgment depends on the rest of its batch.
-    batch_of: the batch of each point.
-
-    >>> pair_points({1: True, 2: True, 3: False}, {2: False, 3: False, 4: True})
-    Paired(n=2, only_first=1, only_second=0, both=0, independent=True, batches=None)
-    """
-    common = first.keys() & second.keys()
-    return Paired(
-        n=len(common),
-        only_first=sum(first[point] and not second[point] for point in common),
-        only_second=sum(second[point] and not first[point] for point in common),
-        both=sum(first[point] and second[point] for point in common),
-        independent=independent,
-        batches=None if batch_of is None else len({batch_of[point] for point in common}),
+    every = {one.cell: one for one in cells}
+    couples = [
+        (static, one)
+        for cell, one in every.items()
+        if (static := every.get(replace(cell, defense="static"))) and static is not one
+    ]
+    worst = correct_pairs([pair_points(static.judged, one.judged) for static, one in couples])
+    natural = correct_pairs(
+        [pair_points(static.judged_natural, one.judged_natural) for static, one in couples]
     )
+    for (_, one), pair, pair_natural in zip(couples, worst, natural, strict=True):
+        every[one.cell] = _add_natural_finding(
+            replace(
+                one,
+                versus_static=pair if pair.n and one.is_attacked else None,
+                natural_versus_static=pair_natural if pair_natural.n else None,
+            )
+        )
+    return tuple(every.values())
+
+
+def _add_natural_finding(result: CellResult) -> CellResult:
+    pair = result.natural_versus_static
+    if pair is None or pair.difference >= 0 or not pair.is_beyond_chance:
+        return result
+    finding = Finding(
+        "natural accuracy falls",
+        f"without an attack, fewer inputs are correct than on the static model, beyond chance "
+        f"(p < {LEVEL:g})",
+        {"points": round(pair.difference, 2), "p": float(f"{pair.p_corrected:.2g}")},
+    )
+    return replace(result, findings=(*result.findings, asdict(finding)))
+
+
+def find_extremes(cells: Sequence[CellResult]) -> dict[Literal["best", "worst"], Cell]:
+    """Return the cell with the best and the one with the worst worst case, by "best" and "worst".
+
+    A cell is named only if it differs from every other beyond chance, by Holm for all pairs of cells.
+    """
+    scored = [one for one in cells if one.worst.n and one.is_attacked]
+    if len(scored) < 2 or any(one.points.keys() != scored[0].points.keys() for one in scored):
+        return {}
+    couples = list(combinations(scored, 2))
+    pairs = correct_pairs([pair_points(first.judged, second.judged) for first, second in couples])
+    chance = [couple for couple, pair in zip(couples, pairs, strict=True) if not pair.is_beyond_chance]
+    ordered = sorted(scored, key=lambda one: one.worst.correct)
+    extremes: dict[Literal["best", "worst"], CellResult] = {"best": ordered[-1], "worst": ordered[0]}
+    return {
+        name: one.cell
+        for name, one in extremes.items()
+        if not any(one is first or one is second for first, second in chance)
+    }
 
 
 @dataclass(frozen=True)
@@ -155,7 +96,7 @@ def compare_runs(first: Results, second: Results) -> list[ComparedCells]:
     """Compare two runs on the points that both have, naturally and in the worst case.
 
     Equal cells are compared. If each run has one cell of a model and ball, these are compared too:
-    static in one run with dent+ in the other.
+    static in one run with dent+ in the other. p is corrected by Holm for all rows together.
     """
     digests = [one.about.get("data_sha256") for one in (first, second)]
     if None not in digests and digests[0] != digests[1]:
@@ -168,8 +109,8 @@ def compare_runs(first: Results, second: Results) -> list[ComparedCells]:
         ComparedCells(one.cell, other.cell, what, pair, versions)
         for one, other in _match_cells(first.cells, second.cells)
         for what, pair in (
-            ("natural", _pair(one, other, one.points_natural, other.points_natural)),
-            ("worst case", _pair(one, other, one.points, other.points)),
+            ("natural", pair_points(one.judged_natural, other.judged_natural)),
+            ("worst case", pair_points(one.judged, other.judged)),
         )
         if pair.n
     ]
@@ -178,7 +119,8 @@ def compare_runs(first: Results, second: Results) -> list[ComparedCells]:
             "expected runs with a cell in common (model, defense, eps, norm), judged on some of the "
             f"same points; got {_list_cells(first)} in the first and {_list_cells(second)} in the second"
         )
-    return rows
+    corrected = correct_pairs([row.paired for row in rows])
+    return [replace(row, paired=pair) for row, pair in zip(rows, corrected, strict=True)]
 
 
 def _match_cells(
@@ -195,16 +137,6 @@ def _match_cells(
     return pairs
 
 
-def _pair(one: CellResult, other: CellResult, first: dict[int, bool], second: dict[int, bool]) -> Paired:
-    """Pair points of two cells. If both depend on their batches, the one with fewer batches counts."""
-    dependent = [cell for cell in (one, other) if not cell.independent] or [one]
-    pairs = [
-        pair_points(first, second, independent=cell.independent, batch_of=cell.batch_of)
-        for cell in dependent
-    ]
-    return min(pairs, key=lambda pair: pair.batches or 0)
-
-
 def _place(result: CellResult) -> tuple[str, float, str]:
     return result.cell.model, result.cell.eps, result.cell.norm
 
@@ -216,7 +148,3 @@ def _name_data(results: Results) -> str:
 
 def _list_cells(results: Results) -> str:
     return "; ".join(f"({cell.cell})" for cell in results.cells) or "no cells"
-
-
-def _percent(count: int, n: int) -> float:
-    return 100 * count / n if n else math.nan

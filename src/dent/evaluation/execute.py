@@ -26,8 +26,9 @@ from dent.evaluation.battle import record_battle
 from dent.evaluation.behavior import FreshCopies, ask, preserve_rng
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.defenses import Subject
+from dent.evaluation.paired import JudgedPoints
 from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit
-from dent.evaluation.results import Score
+from dent.evaluation.results import Score, score_points
 from dent.evaluation.sources import Sources, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import Outcome, UnitResult
@@ -307,10 +308,14 @@ class AdversarialData:
     labels: Tensor
     natural: Tensor  # which natural images are right
     correct: Tensor  # which adversarial images are right, as submitted
+    independent: bool  # no answer depends on the rest of its batch
+    batch_of: dict[int, int]  # batch of each image
 
     def scores(self) -> dict[str, Score]:
         return {
-            name: Score(int(one.sum()), len(one))
+            name: score_points(
+                JudgedPoints(dict(enumerate(one.tolist())), self.independent, self.batch_of)
+            )
             for name, one in (("natural", self.natural), ("attacked", self.correct))
         }
 
@@ -380,4 +385,6 @@ def attack_data(
             progress(number + 1, len(batches), text)
     order = torch.cat(batches).argsort()
     made, before, after = (torch.cat(parts)[order] for parts in (images, *verdicts.values()))
-    return AdversarialData(cell, made, sources.dataset().labels, before, after)
+    batch_of = {point: number for number, batch in enumerate(batches) for point in batch.tolist()}
+    labels = sources.dataset().labels
+    return AdversarialData(cell, made, labels, before, after, subject.independent, batch_of)

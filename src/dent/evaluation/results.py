@@ -6,32 +6,44 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dent.evaluation.compare import Paired
 from dent.evaluation.converge import Convergence
+from dent.evaluation.paired import JudgedPoints, Paired
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import explain_full_disk
-from dent.intervals import wilson
+from dent.intervals import count_effective, explain_few_batches, wilson
 from dent.storage import replace_file
 
-COLUMNS = ("model", "defense", "eps", "norm", "what", "correct", "n", "percent", "low", "high")
+COLUMNS = (
+    *("model", "defense", "eps", "norm", "what"),
+    *("correct", "n", "batches", "percent", "low", "high"),
+)
 
 
 @dataclass(frozen=True)
 class Score:
-    """The number of correct points among n.
+    """The number of correct points among n. Scores are equal if these two numbers are.
+
+    independent: False if an answer depends on the rest of its batch.
+    by_batch: these numbers for each batch; None if the batches are not known.
 
     >>> score = Score(81, 100)
-    >>> score.percent, round(score.low, 1), round(score.high, 1)
-    (81.0, 72.2, 87.5)
+    >>> score.percent, [round(end, 1) for end in score.interval]
+    (81.0, [72.2, 87.5])
+    >>> batches = ((18, 20), (17, 20), (12, 20), (19, 20), (15, 20))
+    >>> [round(end, 1) for end in Score(81, 100, independent=False, by_batch=batches).interval]
+    [59.4, 92.5]
     """
 
     correct: int
     n: int
+    independent: bool = field(default=True, compare=False, repr=False)
+    by_batch: tuple[tuple[int, int], ...] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.n:
@@ -43,17 +55,62 @@ class Score:
         return 100 * self.correct / self.n if self.n else math.nan
 
     @property
-    def low(self) -> float:
-        """Return the lower end of Wilson's 95 % interval, in %."""
-        return 100 * wilson(self.correct, self.n)[0]
+    def batches(self) -> int | None:
+        """Return the number of batches that hold these points; None if it is not known."""
+        return None if self.by_batch is None else len(self.by_batch)
 
     @property
-    def high(self) -> float:
-        return 100 * wilson(self.correct, self.n)[1]
+    def why_no_interval(self) -> str | None:
+        """Return why there is no interval, or None if there is one."""
+        return explain_few_batches(self.independent, self.batches)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Return the 95 % interval in %, or None if too few batches support one.
+
+        It is Wilson's. If points depend on their batch, it is Wilson's for the number of independent
+        points that say as much: see `dent.intervals.count_effective`.
+        """
+        if self.why_no_interval is not None:
+            return None
+        n = float(self.n)
+        if not self.independent and self.by_batch:
+            share = self.correct / n
+            correct, sizes = zip(*self.by_batch, strict=True)
+            n = count_effective(correct, sizes, variance=share * (1 - share))
+        low, high = wilson(n * self.correct / self.n if self.n else 0, n)
+        return 100 * low, 100 * high
 
     def to_json(self) -> dict[str, Any]:
-        figures = {"percent": self.percent if self.n else None, "low": self.low, "high": self.high}
-        return {"correct": self.correct, "n": self.n} | figures
+        low, high = self.interval or (None, None)
+        figures = {"percent": self.percent if self.n else None, "low": low, "high": high}
+        counts = {"correct": self.correct, "n": self.n, "batches": self.batches}
+        return counts | figures | {"why_no_interval": self.why_no_interval}
+
+
+def score_points(judged: JudgedPoints) -> Score:
+    """Return how many points are correct, with their batches.
+
+    >>> score_points(JudgedPoints({4: True, 7: False}))
+    Score(correct=1, n=2)
+    """
+    points, batch_of = judged.points, judged.batch_of
+    if batch_of is None:
+        return Score(sum(points.values()), len(points), judged.independent)
+    sizes = Counter(batch_of[point] for point in points)
+    right = Counter(batch_of[point] for point, is_right in points.items() if is_right)
+    return score_batches(((right[batch], size) for batch, size in sizes.items()), judged.independent)
+
+
+def score_batches(counts: Iterable[tuple[int, int]], independent: bool) -> Score:
+    """Return the score of batches: (correct, n) of each.
+
+    >>> score_batches([(3, 4), (2, 4)], independent=False)
+    Score(correct=5, n=8)
+    """
+    by_batch = tuple(counts)
+    correct, n = sum(one for one, _ in by_batch), sum(size for _, size in by_batch)
+    return Score(correct, n, independent, by_batch)
 
 
 @dataclass(frozen=True)
@@ -121,13 +178,15 @@ class CellResult:
     submitted: Score  # for each batch, under the one attack that leaves the fewest points correct
     direct: Score  # the worst case without the attacks made for adaptation
     protocol: Score | None = None  # the reference AutoAttack, which makes its own batches
-    gap: float | None = None  # claimed minus worst, in percentage points, on the points of both
+    gap: float | None = None  # claimed minus worst, in percentage points; None for a static model
     scenarios: dict[str, Score] = field(default_factory=dict)  # other batches, or a part of them
     alone: dict[str, int] | None = None  # number of points that no other attack breaks
     convergence: Convergence | None = None  # of the worst case; None without attacks
     cost: Cost | None = None
     findings: tuple[dict[str, Any], ...] = ()  # name, message, figures
-    versus_static: Paired | None = None  # the worst case (second) beside the static model's (first)
+    # The worst case, and the natural accuracy (second), beside those of the static model (first).
+    versus_static: Paired | None = None
+    natural_versus_static: Paired | None = None
     missing: tuple[MissingUnit, ...] = ()
     not_run: dict[str, str] = field(default_factory=dict)  # attacks that cannot be run, and why
     kinds: dict[str, str] = field(default_factory=dict)  # direct or adaptive, for each attack
@@ -140,9 +199,14 @@ class CellResult:
 
     @property
     def claimed(self) -> Score | None:
-        """Return what a paper would report: by the paper's protocol, else under direct attacks."""
+        """Return what a paper would report: by the paper's protocol, else under direct attacks.
+
+        Every attack on a static model is direct, because it does not adapt.
+        """
         if self.protocol is not None:
             return self.protocol
+        if self.cell.static:
+            return self.worst if self.attacks else None
         return self.direct if "direct" in self.kinds.values() else None
 
     @property
@@ -159,6 +223,16 @@ class CellResult:
     def batches(self) -> int:
         """Return the number of batches that hold the points of the worst case."""
         return len({self.batch_of[point] for point in self.points})
+
+    @property
+    def judged(self) -> JudgedPoints:
+        """Return the points of the worst case, with their batches."""
+        return JudgedPoints(self.points, self.independent, self.batch_of)
+
+    @property
+    def judged_natural(self) -> JudgedPoints:
+        """Return the natural points, with their batches."""
+        return JudgedPoints(self.points_natural, self.independent, self.batch_of)
 
     def scores(self) -> Iterator[tuple[str, Score]]:
         """Yield every score with its name."""
@@ -195,6 +269,9 @@ class CellResult:
             "protocol": self.protocol.to_json() if self.protocol else None,
             "gap": self.gap,
             "versus_static": self.versus_static.to_json() if self.versus_static else None,
+            "natural_versus_static": (
+                self.natural_versus_static.to_json() if self.natural_versus_static else None
+            ),
             "attacks": attacks,
             "scenarios": {name: score.to_json() for name, score in self.scenarios.items()},
             "convergence": self.convergence.to_json() if self.convergence else None,
@@ -232,13 +309,16 @@ class Results:
         `model`, `defense`, `eps`, `norm`; the scores `natural`, `direct`, `worst`, `submitted` and
         `protocol`; `attacks` and `scenarios`, scores by name; `cumulative`; `independent`;
         `randomized`; `majority`, the scores `natural`, `direct` and `worst` by majority; `batches`;
-        `gap`; `versus_static`; `convergence`; `cost`; `findings`; `missing`; `not_run`, the attacks that
-        the defense does not allow, each with the reason. A score has `correct`, `n`, `percent`,
-        `low` and `high`; that of an attack also has its `kind`, and as `alone` the number of points
-        that it alone breaks. `convergence` has `converged`, the number of `doublings`, what the last of
-        them changed (`change`, a number of points), the most points that one attack breaks `alone`, and
-        the `trace` of the worst case over the cost of the attacks. `p` is None where too few batches
-        support one, and `why_no_p` says so.
+        `gap`; `versus_static` and `natural_versus_static`; `convergence`; `cost`; `findings`; `missing`;
+        `not_run`, the attacks that the defense does not allow, each with the reason.
+
+        A score has `correct`, `n`, `batches`, `percent`, `low` and `high`; that of an attack also has
+        its `kind`, and as `alone` the number of points that it alone breaks. `convergence` has
+        `converged`, the number of `doublings`, what the last of them changed (`change`, a number of
+        points), the most points that one attack breaks `alone`, and the `trace` of the worst case over
+        the cost of the attacks. A comparison has `p`, and `p_corrected` by Holm for all `comparisons` of
+        the run. `low`, `high` and `p` are None where too few batches support them; `why_no_interval` and
+        `why_no_p` say so.
 
         points: also return the verdicts, a digit for each index, in the worst case and naturally.
         """
@@ -247,11 +327,12 @@ class Results:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for every cell and score, with the keys `COLUMNS`."""
-        return [
+        rows = (
             {**asdict(cell.cell), "what": what, **score.to_json()}
             for cell in self.cells
             for what, score in cell.scores()
-        ]
+        )
+        return [{name: row[name] for name in COLUMNS} for row in rows]
 
     def to_dataframe(self) -> Any:
         """Return the rows as a pandas DataFrame (extra `pandas`)."""

@@ -15,10 +15,20 @@ from numpy.typing import NDArray
 
 from dent.attacks.findings import Finding, detect_stronger_square
 from dent.evaluation.attacks import find_attack
-from dent.evaluation.compare import pair_points
+from dent.evaluation.compare import compare_with_static
 from dent.evaluation.converge import count_alone, find_all_broken, judge_convergence
+from dent.evaluation.paired import JudgedPoints, pair_points
 from dent.evaluation.plan import Plan, Unit
-from dent.evaluation.results import CellResult, Cost, MajorityScores, MissingUnit, Results, Score
+from dent.evaluation.results import (
+    CellResult,
+    Cost,
+    MajorityScores,
+    MissingUnit,
+    Results,
+    Score,
+    score_batches,
+    score_points,
+)
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, UnitResult
 from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL, describe_randomness
@@ -210,13 +220,26 @@ class Tally:
     def score_submitted(self, attacks: Iterable[str]) -> Score:
         """Score, for each batch, the attack that leaves the fewest points correct."""
         names = list(attacks)
-        batches, points = self.find_judged(names)
-        if not batches.any():
-            return Score(0, 0)
-        left = [self.find_correct(self.list_up_to(name)) for name in names]
-        counts = np.pad(np.cumsum(left, axis=1), ((0, 0), (1, 0)))[:, self.starts]
-        each = np.diff(counts, axis=1)  # correct points of each attack in each batch
-        return Score(int(each.min(0)[batches].sum()), int(points.sum()))
+        left = [self._count(self.find_correct(self.list_up_to(name))) for name in names]
+        return self._score(np.min([np.array(self.sizes), *left], axis=0), self.find_judged(names)[0])
+
+    def score(self, bits: Bits, batches: Bits) -> Score:
+        """Score the points of these batches."""
+        return self._score(self._count(bits), batches)
+
+    def score_scenario(self, attack: str) -> Score:
+        """Score a scenario as far as it is done. Its batches are those of its units."""
+        done = self.scenarios[attack].values()
+        return score_batches(((sum(one.correct), len(one.points)) for one in done), self.independent)
+
+    def _count(self, bits: Bits) -> NDArray[np.int_]:
+        """Return the number of correct points in each batch."""
+        counts: NDArray[np.int_] = np.diff(np.pad(np.cumsum(bits), (1, 0))[self.starts])
+        return counts
+
+    def _score(self, counts: NDArray[np.int_], batches: Bits) -> Score:
+        done = np.flatnonzero(batches)
+        return score_batches(((int(counts[one]), self.sizes[one]) for one in done), self.independent)
 
     def scenario_points(self, attack: str) -> Points:
         """Return the verdicts of a scenario as far as it is done."""
@@ -254,47 +277,35 @@ def summarize(
     tallies: Mapping[Cell, Tally], about: dict[str, Any], folder: Path | None = None
 ) -> Results:
     """Return the numbers of all cells, each beside its static model."""
-    results = {cell: score_cell(tally) for cell, tally in tallies.items()}
-    cells = []
-    for cell, result in results.items():
-        static = results.get(replace(cell, defense="static"))
-        if static is not None and static is not result:
-            pair = pair_points(
-                static.points, result.points,
-                independent=static.independent and result.independent, batch_of=result.batch_of,
-            )  # fmt: skip
-            result = replace(result, versus_static=pair if pair.n else None)
-        cells.append(result)
-    return Results(tuple(cells), about, folder)
+    return Results(compare_with_static(map(score_cell, tallies.values())), about, folder)
 
 
 def score_cell(tally: Tally) -> CellResult:
     """Return the numbers of one cell."""
     every, alone = list(tally.correct), [NATURAL] * (NATURAL in tally.correct)
-    points_natural, points_direct, points = (
-        tally.find_judged(names)[1] for names in (alone, alone + tally.of_kind("direct"), every)
-    )
+    batches_natural, points_natural = tally.find_judged(alone)
+    batches_direct, points_direct = tally.find_judged(alone + tally.of_kind("direct"))
+    batches, points = tally.find_judged(every)
     natural = tally.correct.get(NATURAL, ~tally.all_points)
     direct, worst = tally.find_direct(), tally.find_correct(every)
     scores = {}
     for name in tally.of_kind("direct", "adaptive"):
         names = tally.list_up_to(name)
-        judged = tally.find_judged(names)[1] & tally.find_judged([name])[1]
-        scores[name] = _score(tally.find_correct(names)[judged])
+        judged = tally.find_judged(names)[0] & tally.find_judged([name])[0]
+        scores[name] = tally.score(tally.find_correct(names), judged)
+    batch_of = {point: number for number, batch in enumerate(tally.batches) for point in batch}
     result = CellResult(
         cell=tally.cell,
-        natural=_score(natural[points_natural]),
+        natural=tally.score(natural, batches_natural),
         attacks=scores,
         cumulative=tally.cumulative,
-        worst=_score(worst[points]),
+        worst=tally.score(worst, batches),
         submitted=tally.score_submitted(every),
-        direct=_score(direct[points_direct]),
-        protocol=_score_points(tally.protocol) if tally.protocol else None,
-        scenarios={
-            name: _score_points(tally.scenario_points(name))
-            for name, done in tally.scenarios.items()
-            if done
-        },
+        direct=tally.score(direct, batches_direct),
+        protocol=score_points(JudgedPoints(tally.protocol, tally.independent, batch_of))
+        if tally.protocol
+        else None,
+        scenarios={name: tally.score_scenario(name) for name, done in tally.scenarios.items() if done},
         alone=None if tally.cumulative else count_alone(find_all_broken(tally, points)),
         cost=_read_cost(tally),
         findings=tuple(_list_findings(tally, points, points_direct)),
@@ -307,11 +318,13 @@ def score_cell(tally: Tally) -> CellResult:
         points_natural=tally.to_points(natural, points_natural),
         independent=tally.independent,
         majority=_score_majority(tally) if tally.randomized else None,
-        batch_of={point: number for number, batch in enumerate(tally.batches) for point in batch},
+        batch_of=batch_of,
     )
-    claims = tally.protocol or tally.to_points(direct, points_direct)
-    gap = pair_points(result.points, claims)  # on the points of both
-    return replace(result, gap=gap.difference if gap.n and result.claimed else None)
+    if tally.cell.static or result.claimed is None:
+        return result
+    claims = JudgedPoints(tally.protocol or tally.to_points(direct, points_direct))
+    gap = pair_points(result.judged, claims)  # on the points of both
+    return replace(result, gap=gap.difference if gap.n else None)
 
 
 def _score_majority(tally: Tally) -> MajorityScores:
@@ -319,9 +332,9 @@ def _score_majority(tally: Tally) -> MajorityScores:
     votes, alone = tally.by_majority(), [NATURAL] * (NATURAL in tally.correct)
     every, direct = list(tally.correct), alone + tally.of_kind("direct")
     return MajorityScores(
-        natural=_score(votes.find_correct(alone)[tally.find_judged(alone)[1]]),
-        direct=_score(votes.find_direct()[tally.find_judged(direct)[1]]),
-        worst=_score(votes.find_correct(every)[tally.find_judged(every)[1]]),
+        natural=tally.score(votes.find_correct(alone), tally.find_judged(alone)[0]),
+        direct=tally.score(votes.find_direct(), tally.find_judged(direct)[0]),
+        worst=tally.score(votes.find_correct(every), tally.find_judged(every)[0]),
     )
 
 
@@ -347,13 +360,8 @@ def _read_cost(tally: Tally) -> Cost | None:
     if tally.about is None or tally.about.outcome is None:
         return None
     figures, took = tally.about.outcome.figures, tally.about.took
-    return Cost(
-        flops=figures.get("flops"),
-        static_flops=figures.get("static_flops"),
-        seconds=took.get("forward_seconds"),
-        static_seconds=took.get("static_seconds"),
-        backward_passes=figures.get("backward_passes"),
-    )
+    counts = {name: figures.get(name) for name in ("flops", "static_flops", "backward_passes")}
+    return Cost(**counts, seconds=took.get("forward_seconds"), static_seconds=took.get("static_seconds"))
 
 
 def _list_findings(tally: Tally, points: Bits, points_direct: Bits) -> Iterable[dict[str, Any]]:
@@ -388,11 +396,3 @@ def _find_gain(tally: Tally, gained: Bits, where: Bits) -> Finding | None:
         "own gradient misleads; the accuracy without them claims too much",
         {"inputs": float(count)},
     )
-
-
-def _score(bits: Bits) -> Score:
-    return Score(int(bits.sum()), len(bits))
-
-
-def _score_points(points: Points) -> Score:
-    return Score(sum(points.values()), len(points))

@@ -220,7 +220,7 @@ def judge(claim: Claim, measured: Mapping[str, Measurement]) -> Judgment:
     known = {one: measured[one] for one in claim.references if one in measured}
     verdict, evidence = _weigh_all(claim, lambda one: _pick_figure(claim, known.get(one), worst=False))
     published = judge_published(claim, {name: one.number.published for name, one in known.items()})
-    if not claim.worst or not any(one.worst_points for one in known.values()):
+    if not claim.worst or not any(one.worst_judged for one in known.values()):
         return Judgment(claim, verdict, None, evidence, (), published)
     worst_verdict, worst_evidence = _weigh_all(
         claim, lambda one: _pick_figure(claim, known.get(one), worst=True)
@@ -248,7 +248,8 @@ def _pick_figure(claim: Claim, measured: Measurement | None, *, worst: bool) -> 
         return f"{measured.work.model} stands in for it"
     if measured.value is not None:
         return float(measured.value)
-    return (worst and measured.worst_points) or measured.points or "no points"
+    judged = (worst and measured.worst_judged) or measured.judged
+    return judged if judged and judged.points else "no points"
 
 
 def _weigh_all(

@@ -7,16 +7,17 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from dent.defense.text import parse_settings
 from dent.evaluation import Evaluation, load_results
 from dent.evaluation.attacks import find_attack
-from dent.evaluation.compare import pair_points
+from dent.evaluation.paired import JudgedPoints, pair_points
 from dent.evaluation.pipeline import load_points
 from dent.evaluation.plan import sketch_plan
-from dent.evaluation.results import Cost, Score
+from dent.evaluation.results import Cost, Score, score_points
 from dent.paper.scales import Scale, Work, find_scale, resolve
 from dent.paper.tables import MEASURES, Ask, PaperTable, PublishedNumber, tables
 
@@ -46,6 +47,21 @@ class JudgedCell:
     @property
     def evaluation(self) -> Evaluation:
         return Evaluation(**self.asked)
+
+    def judge(self, points: Points) -> JudgedPoints:
+        """Return points of this cell with their batches, in whose order they stand."""
+        known = points.keys() <= self._batch_of.keys()
+        return JudgedPoints(points, self._independent, self._batch_of if known else None)
+
+    @cached_property
+    def _batch_of(self) -> dict[int, int]:
+        size = self.evaluation.batch_size
+        return {point: place // size for place, point in enumerate(self.judged.get("natural", ()))}
+
+    @cached_property
+    def _independent(self) -> bool:
+        (defense,) = self.evaluation.defenses
+        return parse_settings(defense).independent
 
     def points(self, name: str, *, cumulative: bool = False) -> Points | None:
         """Return which points are correct naturally or under an attack; None if this was not judged.
@@ -121,8 +137,8 @@ class Measurement:
     work: None if the scale leaves the number out.
     score: under the paper's own attacks. worst: also under the attacks made for adaptation.
     value: of a number that is no accuracy: a cost, or a difference in percentage points.
-    low, high: the 95 % interval of the value. missing: why nothing was measured.
-    Numbers of the same work have the same `points` object.
+    value_interval: the 95 % interval of the value. missing: why nothing was measured.
+    judged, worst_judged: the points of score and worst; those of the same work are the same object.
     """
 
     number: PublishedNumber
@@ -130,10 +146,9 @@ class Measurement:
     score: Score | None = None
     worst: Score | None = None
     value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    points: Points = field(default_factory=dict, repr=False)
-    worst_points: Points = field(default_factory=dict, repr=False)
+    value_interval: tuple[float, float] | None = None
+    judged: JudgedPoints | None = field(default=None, repr=False)
+    worst_judged: JudgedPoints | None = field(default=None, repr=False)
     missing: str | None = None
 
     @property
@@ -150,14 +165,17 @@ class Measurement:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of our number."""
-        if self.score:
-            return self.score.low, self.score.high
-        return None if self.low is None or self.high is None else (self.low, self.high)
+        """The 95 % interval of our number; None if too few batches support one."""
+        return self.score.interval if self.score else self.value_interval
 
     @property
     def n(self) -> int:
-        return self.score.n if self.score else len(self.points)
+        return len(self.judged.points) if self.judged else 0
+
+    @property
+    def batches(self) -> int | None:
+        """The number of batches that hold these points; None if it is not known."""
+        return score_points(self.judged).batches if self.judged else None
 
     def to_json(self) -> dict[str, Any]:
         number, work = self.number, self.work
@@ -168,6 +186,7 @@ class Measurement:
             "ours": self.ours,
             "difference": self.difference,
             "n": self.n,
+            "batches": self.batches,
             "interval": list(self.interval) if self.interval else None,
             "worst": self.worst.to_json() if self.worst else None,
             "model": work.model if work else None,
@@ -206,19 +225,22 @@ def measure(
     points = cell.points(name, cumulative=cumulative)
     if points is None:
         return Measurement(number, work, missing=_explain_missing(cell))
+    judged = cell.judge(points)
     if ask.minus is not None:
         before = other.points(name, cumulative=cumulative) if other else None
-        if before is None:
+        if other is None or before is None:
             return Measurement(number, work, missing=_explain_missing(other))
-        gain = pair_points(before, points)
+        gain = pair_points(other.judge(before), judged)
         if not gain.n:
             return Measurement(number, work, missing=f"no points in common with {ask.minus}")
-        value, low, high = gain.difference, gain.low, gain.high
-        return Measurement(number, work, value=value, low=low, high=high, points=points)
-    worst = cell.points("worst") or {} if _has_worst_case(ask) else {}
-    score = Score(sum(points.values()), len(points))
-    left = Score(sum(worst.values()), len(worst)) if worst else None
-    return Measurement(number, work, score, left, points=points, worst_points=worst)
+        value, interval = gain.difference, gain.interval
+        return Measurement(number, work, value=value, value_interval=interval, judged=judged)
+    worst = cell.points("worst") if _has_worst_case(ask) else None
+    worst_judged = cell.judge(worst) if worst else None
+    left = score_points(worst_judged) if worst_judged else None
+    return Measurement(
+        number, work, score_points(judged), left, judged=judged, worst_judged=worst_judged
+    )  # fmt: skip
 
 
 def _has_worst_case(ask: Ask) -> bool:

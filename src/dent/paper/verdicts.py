@@ -9,10 +9,11 @@
 | rises: [a, ..., z]; falls the other way   | low > 0, for z - a; and no fall  | high <= 0, or a fall |
 | value_near: a, value: x, factor: f, of: b | x / f <= a (or a / b) <= x f     | otherwise            |
 
-Otherwise the condition cannot be told. The interval is that of the difference on the same points. A fall
-is a decrease between any two numbers of the series that is more than chance: McNemar's p, times the
-number of pairs, is below 0.05. Costs and published numbers have no interval and are compared as they
-are. A negative `by` asks for "not much less": this is how an accuracy is said to be kept.
+Otherwise the condition cannot be told. The interval is that of the difference on the same points. If
+points depend on their batch, there is an interval from five batches on: from fewer, nothing can be told.
+A fall is a decrease between any two numbers of the series that is more than chance: p, times the number
+of pairs, is below 0.05. Costs and published numbers have no interval and are compared as they are. A
+negative `by` asks for "not much less": this is how an accuracy is said to be kept.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from dent.evaluation.compare import Paired, Z, pair_points
-from dent.paper.results import Points
+from dent.evaluation.paired import LEVEL, JudgedPoints, pair_points
 
 Verdict = Literal["holds", "does not hold", "cannot be told"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 OPEN: Verdict = "cannot be told"
-Figure = Points | float  # an accuracy by its points, or a number that has none
+Figure = JudgedPoints | float  # an accuracy by its points, or a number that has none
 SERIES = ("rises", "falls")
 SHARES = ("at_least", "at_most")
 
@@ -47,14 +47,17 @@ class Condition:
 
 @dataclass(frozen=True)
 class Difference:
-    """A number minus a share of another, with its 95 % interval; n is None if there are no points."""
+    """A number minus a share of another, with its 95 % interval.
+
+    interval, p: None if too few batches support them. n: None if there are no points.
+    """
 
     first: float
     second: float
-    low: float
-    high: float
+    interval: tuple[float, float] | None
     n: int | None = None
-    p: float = math.nan
+    batches: int | None = None
+    p: float | None = None
 
     @property
     def value(self) -> float:
@@ -62,7 +65,9 @@ class Difference:
 
     def judge(self, kind: str, bound: float = 0.0) -> Verdict:
         """Return the verdict by the table above."""
-        low, high = self.low, self.high
+        if self.interval is None:
+            return OPEN
+        low, high = self.interval
         holds, fails = {
             "more": (low > bound, high <= bound),
             "same": (-bound <= low and high <= bound, low > bound or high < -bound),
@@ -72,42 +77,27 @@ class Difference:
         return HOLDS if holds else FAILS if fails else OPEN
 
     def to_json(self) -> dict[str, Any]:
-        return {"value": self.value, "interval": [self.low, self.high], "n": self.n}
+        interval = list(self.interval) if self.interval else None
+        return {"value": self.value, "interval": interval, "n": self.n, "batches": self.batches}
 
 
 def subtract(first: Figure, second: Figure, share: float = 1.0) -> Difference:
     """Return the first minus a share of the second: in percentage points, on the points of both.
 
-    >>> subtract({1: True, 2: True, 3: True}, {1: True, 2: False, 3: False}).n
-    3
+    >>> first, second = JudgedPoints({1: True, 2: True}), JudgedPoints({1: True, 2: False})
+    >>> subtract(first, second).n
+    2
     >>> subtract(82.3, 89.6, share=0.9).value
     1.66
     """
     if isinstance(first, float) and isinstance(second, float):
         difference = round(first - share * second, 9)
-        return Difference(first, share * second, difference, difference)
+        return Difference(first, share * second, (difference, difference))
     if isinstance(first, float) or isinstance(second, float):
         raise TypeError("expected two accuracies or two other figures, got one of each")
     pair = pair_points(second, first)
-    low, high = (pair.low, pair.high) if share == 1 else _find_interval(pair, share)
-    return Difference(pair.second, share * pair.first, low, high, pair.n, pair.mcnemar)
-
-
-def _find_interval(pair: Paired, share: float) -> tuple[float, float]:
-    """Return the interval of the second minus a share of the first, as Agresti and Min for a share of 1.
-
-    They add half a point to each of the four counts.
-    """
-    neither = pair.n - pair.both - pair.only_first - pair.only_second
-    values = (1 - share, -share, 1.0, 0.0)  # what a point of each kind adds
-    counts = (pair.both, pair.only_first, pair.only_second, neither)
-    weighted = [
-        (value, (count + 0.5) / (pair.n + 2)) for value, count in zip(values, counts, strict=True)
-    ]
-    mean = sum(value * weight for value, weight in weighted)
-    spread = sum((value - mean) ** 2 * weight for value, weight in weighted)
-    half = Z * math.sqrt(spread / (pair.n + 2))
-    return 100 * max(-share, mean - half), 100 * min(1.0, mean + half)
+    interval = pair.find_interval(share)
+    return Difference(pair.second, share * pair.first, interval, pair.n, pair.batches, pair.p)
 
 
 @dataclass(frozen=True)
@@ -150,7 +140,7 @@ def weigh(condition: Condition, figures: Sequence[Figure | str], slack: float = 
 
     slack: how far published numbers of a series may go the wrong way.
 
-    >>> dent, static = {1: True, 2: True, 3: False}, {1: False, 2: True, 3: False}
+    >>> dent, static = JudgedPoints({1: True, 2: False}), JudgedPoints({1: False, 2: False})
     >>> weigh(Condition("more", ("dent", "static")), [dent, static]).verdict
     'cannot be told'
     """
@@ -170,7 +160,8 @@ def weigh(condition: Condition, figures: Sequence[Figure | str], slack: float = 
     if condition.kind == "value_near":
         return _weigh_ratio(condition, list(known.values()), values)
     first, last = known[references[0]], known[references[-1]]
-    if isinstance(first, Mapping) and first is last:
+    both = [one.points for one in (first, last) if isinstance(one, JudgedPoints)]
+    if len(both) == 2 and both[0] is both[1]:
         return Evidence(condition, OPEN, values, reason="are one and the same measurement here")
     share = condition.bound if condition.kind in SHARES else 1.0
     difference = subtract(first, last, share)
@@ -195,7 +186,9 @@ def _weigh_series(
     against = []
     for early, late in pairs:
         step = subtract(figures[late], figures[early])
-        is_real = step.p * len(pairs) < 0.05 if step.n else -sign * step.value > slack
+        is_real = -sign * step.value > slack
+        if step.n:
+            is_real = step.p is not None and step.p * len(pairs) < LEVEL
         if sign * step.value < 0 and is_real:
             against.append((names[early], names[late], step))
     if against:
@@ -222,4 +215,4 @@ def _weigh_ratio(
 def _read_figure(figure: Figure) -> float:
     if isinstance(figure, float):
         return figure
-    return 100 * sum(figure.values()) / len(figure) if figure else math.nan
+    return 100 * sum(figure.points.values()) / len(figure.points) if figure.points else math.nan

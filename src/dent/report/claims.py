@@ -8,17 +8,22 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
+from dent.intervals import LEAST_BATCHES
 from dent.paper.claims import Judgment
 from dent.paper.tables import tables
 from dent.paper.verdicts import SERIES, SHARES, Difference, Evidence, Verdict
 from dent.report.blocks import EMPTY, Group, Note, Table, Tone, Value
-from dent.report.format import format_count, format_percent, format_points
+from dent.report.format import format_n, format_percent, format_points
 
 CLAIM_NOTES = (
     Note("by the 95 % interval of the difference, on the same points.", "here"),
     Note("the same with attacks made for adaptation, which the paper did not run.", "worst case"),
     Note("by the paper's own numbers, as it prints them.", "published"),
-    Note("this n is too small, or a number is missing.", "cannot be told"),
+    Note(
+        f"this n is too small, a number is missing, or points that depend on their batch are in fewer "
+        f"than {LEAST_BATCHES} batches.",
+        "cannot be told",
+    ),
 )
 TONES: dict[Verdict, Tone] = {"holds": "good", "does not hold": "bad"}
 
@@ -117,14 +122,15 @@ def _describe_evidence(one: Evidence) -> tuple[str, str]:
 def format_difference(difference: Difference) -> str:
     """Return a difference with its interval and n.
 
-    >>> format_difference(Difference(70.0, 50.0, 12.0, 27.4, 100))
-    '+20.0 [12.0, 27.4], n = 100'
+    >>> format_difference(Difference(70.0, 50.0, (12.0, 27.4), 100, 5))
+    '+20.0 [12.0, 27.4], n = 100, 5 batches'
     """
     text = format_points(difference.value, sign="+")
-    if difference.low == difference.high:
+    if difference.n is None:
         return text
-    n = "" if difference.n is None else f", n = {format_count(difference.n)}"
-    return f"{text} [{format_points(difference.low)}, {format_points(difference.high)}]{n}"
+    if difference.interval is not None:
+        text += f" [{', '.join(map(format_points, difference.interval))}]"
+    return f"{text}, {format_n(difference.n, difference.batches)}"
 
 
 def shorten_references(references: Sequence[str]) -> tuple[str, list[str]]:

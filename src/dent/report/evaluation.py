@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dent.evaluation.results import CellResult, MissingUnit, Results
+from dent.intervals import LEAST_BATCHES
 from dent.report.blocks import Battle, Block, Gallery, Group, Note, Page, Record, Table, Text, Value
 from dent.report.evaluation_tables import group_cells, is_upper_bound, result_tables
 from dent.report.figures import draw_evaluation
@@ -41,12 +42,14 @@ GALLERY = Note(
 HOW_TO_READ = (
     "Trust the worst case. A point counts if the model classifies it correctly without an attack and "
     "under every attack that was run. It is an upper bound, because other attacks exist. Where it has "
-    "not converged, more budget of the same attacks may already lower it. The claimed accuracy is what "
-    "one would report without the attacks made for adaptation; the gap is the part of the claim that "
-    "does not stand. All attacks are judged on the same points in the same batches, so a defense is "
-    "compared with its static model point by point; p is the probability that chance alone makes such a "
-    "difference. Each accuracy comes with its 95 % interval (Wilson), and with its number of points "
-    "where this differs from the rest of its row."
+    "not converged, more budget of the same attacks may already lower it. The claimed accuracy is "
+    "what one would report without the attacks made for adaptation; the gap is the part of the claim "
+    "that does not stand. A static model does not adapt, so it has no gap. All attacks are judged on "
+    "the same points in the same batches, so a defense is compared with its static model on the same "
+    "points; p is the probability that chance alone makes such a difference. Where answers depend on "
+    "the batch, intervals and p are over batches, because points of one batch are not independent; "
+    f"fewer than {LEAST_BATCHES} batches give neither. Each accuracy comes with its 95 % interval, and "
+    "with its number of points and batches where these differ from the rest of its row."
 )
 
 
@@ -163,7 +166,7 @@ def _write_headline(cell: CellResult) -> str:
     if cell.majority is not None:
         stands += f" in one submission, {format_percent(cell.majority.worst.percent)} % by majority"
     text = f"{name}: {stands}"
-    if cell.claimed is not None and cell.claimed.n:
+    if cell.claimed is not None and cell.claimed.n and not cell.cell.static:
         text = f"{name} claims {format_percent(cell.claimed.percent)} %; {stands}"
     versus = cell.versus_static
     if cell.cell.static or versus is None or not versus.n:
@@ -171,10 +174,11 @@ def _write_headline(cell: CellResult) -> str:
     by = format_points(abs(versus.difference))
     side = "above" if versus.difference > 0 else "below"
     than = "as the static model" if by == "0.0" else f"{by} points {side} the static model"
-    if versus.p is None:
+    if versus.p_corrected is None:
         return f"{text}, {than} (no p; the table says why)."
-    chance = "" if versus.p < 0.05 else ": may be chance"
-    return f"{text}, {than} ({format_p(versus.p, named=True)}{chance})."
+    batches = "" if versus.independent else f" over {versus.batches} batches"
+    chance = "" if versus.is_beyond_chance else ": may be chance"
+    return f"{text}, {than} ({format_p(versus.p_corrected, named=True)}{batches}{chance})."
 
 
 def _list_alerts(results: Results) -> Iterator[Text]:
@@ -198,7 +202,8 @@ def _list_blocks(results: Results) -> Iterator[Block]:
     tables = result_tables(results)
     if not tables:
         return
-    yield tables[0]
+    first = 1 + any(cell.versus_static for cell in results.cells)  # and what supports the headline
+    yield from tables[:first]
     yield Text("How to read it", (HOW_TO_READ,), level=3)
     yield from draw_evaluation(results)
     records = [
@@ -209,7 +214,7 @@ def _list_blocks(results: Results) -> Iterator[Block]:
     if records:
         yield Battle("The battle", records, (BATTLE,))
         yield Gallery("Gallery", records, (GALLERY,))
-    yield from tables[1:]
+    yield from tables[first:]
     if findings := list_findings(results):
         yield Text("Findings", items=findings)
     if not_run := list_not_run(results):

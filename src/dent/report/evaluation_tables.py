@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dent.evaluation.compare import ComparedCells, Paired
+from dent.evaluation.compare import find_extremes
 from dent.evaluation.defenses import DYNAMIC
 from dent.evaluation.execute import SUBMISSIONS
+from dent.evaluation.paired import LEVEL
 from dent.evaluation.results import CellResult, Cost, Results, Score
 from dent.evaluation.spec import Cell
 from dent.report.blocks import EMPTY, Group, Mark, Note, Table, Value, count_value
+from dent.report.comparisons import (
+    difference_value,
+    list_reasons,
+    list_tests,
+    p_value,
+    points_value,
+    read_difference,
+    versus_value,
+)
 from dent.report.format import (
     format_ball,
     format_cost,
     format_count,
-    format_p,
+    format_n,
     format_percent,
-    format_points,
 )
 
 Row = Mapping[str, Value]
@@ -28,31 +37,23 @@ NOT_FULLY = "†"  # marks a defense on which some attacks cannot be run
 
 def result_tables(results: Results) -> list[Table]:
     """Return all tables of the results; tables without rows are left out."""
-    made = [_main_table(results), _majority_table(results), _convergence_table(results)]
-    made += [_attack_table(results), _alone_table(results), _scenario_table(results)]
+    makers = (_main_table, _versus_table, _majority_table, _convergence_table, _attack_table)
+    made = (make(results) for make in (*makers, _alone_table, _scenario_table))
     return [table for table in made if table.groups]
 
 
 def mark_extremes(results: Results) -> dict[Cell, Mark]:
-    """Return the best and the worst of the worst cases of each model in a ball, on the same points."""
-    marks: dict[Cell, Mark] = {}
-    for cells in group_cells(results).values():
-        scored = [cell for cell in cells if cell.worst.n and cell.is_attacked]
-        percents = [cell.worst.percent for cell in scored]
-        same = all(cell.points.keys() == scored[0].points.keys() for cell in scored)
-        if same and len(set(percents)) > 1:
-            for cell, percent in zip(scored, percents, strict=True):
-                if percent in (max(percents), min(percents)):
-                    marks[cell.cell] = "best" if percent == max(percents) else "worst"
-    return marks
+    """Return the marks of cells that differ from all others of a model in a ball beyond chance."""
+    places = group_cells(results).values()
+    return {cell: mark for cells in places for mark, cell in find_extremes(cells).items()}
 
 
 def score_value(score: Score | None, usual: int | None = None) -> Value:
     """Return a cell with an accuracy in %, and with its n where that is not the usual one."""
     if score is None or not score.n:
         return EMPTY
-    details = (f"n = {format_count(score.n)}",) if usual is not None and score.n != usual else ()
-    return Value(format_percent(score.percent), score.percent, (score.low, score.high), details)
+    details = (format_n(score.n, score.batches),) if usual is not None and score.n != usual else ()
+    return Value(format_percent(score.percent), score.percent, score.interval, details)
 
 
 def _main_table(results: Results) -> Table:
@@ -75,7 +76,7 @@ def _main_table(results: Results) -> Table:
         if protocols:
             row["gap"] = points_value(cell.gap)
         versus = cell.versus_static if cell.is_attacked else None
-        row["vs static"] = Value("") if cell.cell.static else _versus_value(versus)
+        row["vs static"] = Value("") if cell.cell.static else versus_value(versus)
         if costs:
             row["cost"] = cost_value(cell.cost)
         return row | {"submitted": score_value(cell.submitted if cell.is_attacked else None, usual)}
@@ -86,16 +87,20 @@ def _main_table(results: Results) -> Table:
         notes.append(Note("No attack was made: only the natural accuracy is known."))
     if any(is_upper_bound(cell) for cell in results.cells):
         notes.append(Note(f"{UPPER_BOUND}: more budget may lower the worst case.", AT_MOST))
+    scores = (score for cell in results.cells for _, score in cell.scores() if score.n)
+    notes += list_reasons(score.why_no_interval for score in scores)
     if not all(cell.is_fully_attacked for cell in results.cells):
         lacks = "the defense lacks what some attacks need, and they were not run"
         notes.append(Note(f"not fully attacked: {lacks}; the worst case may be lower.", NOT_FULLY))
     if protocols:
         notes.append(Note("claimed minus worst case, in percentage points on the same points.", "gap"))
     versus = "worst case minus that of the static model, in percentage points on the same points"
-    notes.append(Note(f"{versus}; p by McNemar's exact test.", "vs static"))
-    notes += _list_reasons(cell.versus_static for cell in results.cells)
+    compared = max([one.versus_static.comparisons for one in results.cells if one.versus_static] or [0])
+    holm = f"; p is corrected by Holm for {compared} comparisons" if compared > 1 else ""
+    notes.append(Note(f"{versus}{holm}.", "vs static"))
     if marks:
-        notes.append(Note("the highest and the lowest worst case of a model in a ball.", "best, worst"))
+        above = "above, or below, every other worst case of a model in a ball beyond chance"
+        notes.append(Note(f"{above} (p < {LEVEL:g} by Holm for all pairs).", "best, worst"))
     if costs:
         notes.append(Note("operations (FLOPs) of an answer; the static model costs 1x.", "cost"))
     if any(cell.cell.is_dynamic for cell in results.cells):
@@ -175,22 +180,30 @@ def _convergence_table(results: Results) -> Table:
     return _make_table(title, results, make_row, notes, lambda cell: cell.convergence is not None)
 
 
-def points_value(points: float | None, *, sign: str = "") -> Value:
-    """Return a cell with percentage points."""
-    return Value(format_points(points, sign=sign), points)
+def _versus_table(results: Results) -> Table:
+    pairs = [cell.versus_static for cell in results.cells if cell.versus_static]
 
+    def make_row(cell: CellResult, usual: int) -> Row:
+        worst, natural = cell.versus_static, cell.natural_versus_static
+        assert worst is not None
+        n = (format_n(worst.n, worst.batches),) if worst.n != usual else ()
+        row = {"defense": Value(cell.cell.defense), "natural": versus_value(natural)}
+        row |= {"worst case": replace(difference_value(worst), details=n), "p": p_value(worst.p)}
+        if any(pair.comparisons > 1 for pair in pairs):
+            row["corrected p"] = p_value(worst.p_corrected)
+        return row | {"read as": Value(read_difference(worst))}
 
-def _versus_value(versus: Paired | None) -> Value:
-    if versus is None or not versus.n:
-        return EMPTY
-    details = () if versus.p is None else (format_p(versus.p, named=True),)
-    return replace(points_value(versus.difference, sign="+"), details=details)
-
-
-def _list_reasons(pairs: Iterable[Paired | None]) -> list[Note]:
-    """Return why some of the pairs have no p, each reason once."""
-    reasons = dict.fromkeys(pair.why_no_p for pair in pairs if pair and pair.why_no_p)
-    return [Note(f"{why}.", "no p") for why in reasons]
+    notes = [
+        Note("accuracy without an attack minus the static model's, in percentage points.", "natural"),
+        Note("the same in the worst case, with the 95 % interval of the difference.", "worst case"),
+        *list_tests(pairs),
+        *list_reasons(pair.why_no_p for pair in pairs),
+    ]
+    title = "Beside the static model, in points"
+    return _make_table(
+        title, results, make_row, notes, lambda cell: cell.versus_static is not None,
+        interval_of="worst case",
+    )  # fmt: skip
 
 
 def _describe_claim(protocols: set[bool]) -> str:
@@ -205,21 +218,31 @@ def _describe_claim(protocols: set[bool]) -> str:
 def _attack_table(results: Results) -> Table:
     names = _order_names(results, lambda cell: list(cell.attacks))
     kinds = {name: kind for cell in results.cells for name, kind in cell.kinds.items()}
+    made_for = [name for name in names if kinds.get(name) != "direct"]
+    static = [cell for cell in results.cells if cell.cell.static]
+    hidden = [name for name in made_for if any(name in cell.attacks for cell in static)]
+    if len(static) == len(results.cells):
+        names = [name for name in names if name not in hidden]
     rounds = [cell.convergence.doubled for cell in results.cells if cell.convergence]
-    doubled = dict.fromkeys(name for each in rounds for name in each)
-    direct = [name for name in names if kinds.get(name) == "direct" and name not in doubled]
-    adaptive = [name for name in names if kinds.get(name) != "direct" and name not in doubled]
+    doubled = [name for name in dict.fromkeys(name for each in rounds for name in each) if name in names]
+    direct = [name for name in names if name not in (*made_for, *doubled)]
+    adaptive = [name for name in names if name in made_for and name not in doubled]
 
     def make_row(cell: CellResult, usual: int) -> Row:
         row = {"defense": Value(cell.cell.defense + "*" * cell.cumulative)}
         row |= {name: score_value(cell.attacks.get(name), usual) for name in direct}
-        if len(direct) > 1 and adaptive:  # what is claimed where the paper's protocol was not run
-            row["all direct"] = score_value(cell.direct, usual)
-        return row | {name: score_value(cell.attacks.get(name), usual) for name in (*adaptive, *doubled)}
+        if hidden or (len(direct) > 1 and adaptive):  # what is claimed without the paper's protocol
+            row["all direct"] = score_value(cell.worst if cell.cell.static else cell.direct, usual)
+        left_out = hidden if cell.cell.static else ()
+        own = {name: score for name, score in cell.attacks.items() if name not in left_out}
+        return row | {name: score_value(own.get(name), usual) for name in (*adaptive, *doubled)}
 
     notes = []
     if adaptive:
         notes.append(Note(f"{', '.join(adaptive)}; the others are direct.", "made for adaptation"))
+    if hidden:
+        direct_too = "a static model does not adapt, so every attack on it is direct"
+        notes.append(Note(f"{direct_too}; all direct includes {', '.join(hidden)}.", "static"))
     if doubled:
         notes.append(Note("the attack again, with so many times its budget.", "(x2)"))
     if any(cell.cumulative for cell in results.cells):
@@ -269,10 +292,13 @@ def _make_table(
 ) -> Table:
     """Return a table with a group for each model in a ball.
 
-    with_n: n stands in the heading, or in every row if the rows of a group differ in it.
+    with_n: n and the number of batches stand in the heading, or in every row if the rows of a group
+    differ in them.
     """
     places = group_cells(results)
-    differ = any(len({cell.worst.n for cell in cells}) > 1 for cells in places.values())
+    differ = any(
+        len({(cell.worst.n, cell.batches) for cell in cells}) > 1 for cells in places.values()
+    )  # fmt: skip
     columns: list[str] = []
     groups = []
     for (model, eps, norm), cells in places.items():
@@ -283,11 +309,10 @@ def _make_table(
         if with_n and differ:
             shown = [cell for cell in cells if is_shown(cell)]
             for row, cell in zip(rows, shown, strict=True):
-                row["n"] = count_value(cell.worst.n)
+                row |= {"n": count_value(cell.worst.n), "batches": count_value(cell.batches)}
         elif with_n:
             labels["n"] = format_count(cells[0].worst.n)
-            if len(batches := {cell.batches for cell in cells}) == 1:
-                labels["batches"] = format_count(batches.pop())
+            labels["batches"] = format_count(cells[0].batches)
         columns = list(rows[0])
         groups.append(Group([list(row.values()) for row in rows], labels))
     return Table(title, columns, groups, notes, interval_of)
@@ -305,51 +330,3 @@ def _order_names(results: Results, list_names: Callable[[CellResult], list[str]]
     """Return all names in the order of the cell that has most; other cells leave some out."""
     each = sorted(map(list_names, results.cells), key=len, reverse=True)
     return list(dict.fromkeys(name for names in each for name in names))
-
-
-def comparison_table(rows: Sequence[ComparedCells]) -> Table:
-    """Return two runs side by side, on the same points."""
-    groups: dict[tuple[Cell, Cell], list[list[Value]]] = {}
-    for row in rows:
-        pair = row.paired
-        difference = replace(
-            points_value(pair.difference, sign="+"), interval=(pair.low, pair.high), signed=True
-        )
-        numbers = [Value(format_percent(one), one) for one in (pair.first, pair.second)]
-        p = EMPTY if pair.p is None else Value(format_p(pair.p), pair.p)
-        line = [Value(row.what), *numbers, difference, p]
-        groups.setdefault((row.first, row.second), []).append([*line, count_value(pair.n)])
-    return Table(
-        "Accuracy in %: the second run beside the first, on the same points",
-        ("accuracy", "first", "second", "difference", "p", "n"),
-        [
-            Group(lines, {"model": first.model, "defense": _name_defenses(first, second),
-                          "ball": format_ball(first.norm, first.eps)})
-            for (first, second), lines in groups.items()
-        ],
-        (
-            Note("second minus first, in percentage points, with its interval (Agresti and Min).",
-                 "difference"),
-            Note("by McNemar's exact test.", "p"),
-            *_list_reasons(row.paired for row in rows),
-            *_list_versions(rows),
-        ),
-        interval_of="difference",
-    )  # fmt: skip
-
-
-def _list_versions(rows: Sequence[ComparedCells]) -> list[Note]:
-    """Return a warning if the attacks of two runs are of different versions."""
-    differ = dict.fromkeys(row.suite_versions for row in rows if len(set(row.suite_versions)) > 1)
-    return [
-        Note(
-            f"{first or 'unknown'} in the first run, {second or 'unknown'} in the second: the attacks "
-            "differ, and so may the worst cases for this reason alone.",
-            "suite versions",
-        )
-        for first, second in differ
-    ]
-
-
-def _name_defenses(first: Cell, second: Cell) -> str:
-    return first.defense if first == second else f"{first.defense} and {second.defense}"

@@ -11,16 +11,15 @@ from dent.paper.results import COSTS, Measurement
 from dent.paper.tables import Ask, PaperTable, Part
 from dent.report import plots
 from dent.report.blocks import EMPTY, Group, Note, Plot, Table, Value, count_value
-from dent.report.evaluation_tables import points_value, score_value
+from dent.report.comparisons import difference_value, list_tests, p_value
+from dent.report.evaluation_tables import score_value
 from dent.report.format import (
+    NOTHING,
     format_ball,
     format_cost,
-    format_count,
-    format_interval,
+    format_n,
     format_number,
-    format_p,
     format_percent,
-    format_points,
 )
 
 BESIDE = Note("Marks that would lie upon one another stand side by side.")
@@ -60,7 +59,8 @@ def _draw_attacks(title: str, cells: Sequence[CellResult]) -> Plot:
     for cell in cells:
         defense = cell.cell.defense + "*" * cell.cumulative
         scores = {"natural": cell.natural} | cell.attacks | {"worst case": cell.worst}
-        kinds = {"natural": "natural", "worst case": "worst case"} | cell.kinds
+        kinds = {"natural": "natural", "worst case": "worst case"}
+        kinds |= {} if cell.cell.static else cell.kinds  # every attack on a static model is direct
         for name, score in scores.items():
             if score.n:
                 kind, text = kinds.get(name, "direct"), format_percent(score.percent)
@@ -74,7 +74,7 @@ def _draw_attacks(title: str, cells: Sequence[CellResult]) -> Plot:
     if any(cell.cumulative for cell in cells):
         left = "each attack got only the points that the attacks before it had left standing."
         notes.append(Note(left, "*"))
-    columns = ("defense", "under", "kind", "accuracy in %", "n")
+    columns = ("defense", "under", "kind", "accuracy in %", "n", "batches")
     return Plot(title, plots.attack_bars(drawn), _number_table(columns, lines), notes)
 
 
@@ -110,16 +110,17 @@ def _draw_claims(cells: Sequence[CellResult]) -> Plot:
             _name_mark(cell)
             | {name: score.percent if score else None for name, score in texts.items()}
             | {f"{name}_text": _describe_accuracy(score) for name, score in texts.items()}
-            | {"n": cell.worst.n}
+            | {"n": cell.worst.n, "batches": cell.batches}
         )
         values = map(score_value, texts.values())
-        lines.append([*_name_cells(cell), *values, count_value(cell.worst.n)])
+        counts = map(count_value, (cell.worst.n, cell.batches))
+        lines.append([*_name_cells(cell), *values, *counts])
     notes = (
         Note("what is claimed.", "Ring"),
         Note("what stands in the worst case. Up and to the right is better.", "Filled"),
         BESIDE,
     )
-    columns = ("defense", "model", "natural", "claimed", "worst case", "n")
+    columns = ("defense", "model", "natural", "claimed", "worst case", "n", "batches")
     spec = plots.claims(drawn)
     return Plot("Natural and robust accuracy", spec, _number_table(columns, lines), notes)
 
@@ -136,25 +137,25 @@ def _draw_costs(cells: Sequence[CellResult]) -> Plot:
         versus, cost = cell.versus_static, cell.cost
         assert versus is not None
         assert cost is not None
-        ends, times = (versus.low, versus.high), cost.times_flops
-        p = EMPTY if versus.p is None else Value(format_p(versus.p), versus.p)
+        times, gain, p = cost.times_flops, difference_value(versus), p_value(versus.p_corrected)
+        low, high = versus.interval or (None, None)
         drawn.append(
             _name_mark(cell)
-            | {"cost": times, "gain": versus.difference, "low": versus.low, "high": versus.high}
-            | {"cost_text": format_cost(times), "p": p.text, "n": versus.n}
-            | {"gain_text": format_points(versus.difference, sign="+")}
-            | {"interval": format_interval(*ends, sign="+")}
+            | {"cost": times, "gain": versus.difference, "low": low, "high": high}
+            | {"cost_text": format_cost(times), "p": p.text}
+            | {"n": versus.n, "batches": versus.batches}
+            | {"gain_text": gain.text, "interval": gain.format_interval() or NOTHING}
         )
-        gain = replace(points_value(versus.difference, sign="+"), interval=ends, signed=True)
-        cells_of_row = [Value(format_cost(times), times), gain, p, count_value(versus.n)]
-        lines.append([*_name_cells(cell), *cells_of_row])
+        counts = map(count_value, (versus.n, cell.batches))
+        lines.append([*_name_cells(cell), Value(format_cost(times), times), gain, p, *counts])
     notes = (
         Note("worst case minus that of the static model, in percentage points on the same points.",
              "gain"),
         Note("operations of an answer; the static model costs 1x.", "cost"),
         BESIDE,
+        *list_tests(cell.versus_static for cell in cells),
     )  # fmt: skip
-    columns = ("defense", "model", "cost", "gain", "p", "n")
+    columns = ("defense", "model", "cost", "gain", "p", "n", "batches")
     return Plot("Cost and gain", plots.cost_gain(drawn), _number_table(columns, lines), notes)
 
 
@@ -175,7 +176,7 @@ def _draw_against_eps(norm: str, cells: Sequence[CellResult]) -> Iterator[Plot]:
             drawn.append({"x": eps * unit, "y": score.percent, "series": name} | _describe_score(score))
             lines.append([Value(name), Value(f"{eps * unit:g}", eps), *_score_cells(score)])
     spec = plots.curve(drawn, title, "accuracy in %")
-    numbers = _number_table(("model, defense", title, "accuracy in %", "n"), lines)
+    numbers = _number_table(("model, defense", title, "accuracy in %", "n", "batches"), lines)
     notes = (Note("natural accuracy.", "eps = 0"),)
     yield Plot(f"Worst case against eps, {norm}", spec, numbers, notes)
 
@@ -193,8 +194,9 @@ def _name_cells(cell: CellResult) -> list[Value]:
 
 
 def _describe_score(score: Score) -> dict[str, Any]:
-    ends = {"low": score.low, "high": score.high, "interval": format_interval(score.low, score.high)}
-    return {"percent": score.percent, "n": score.n} | ends
+    low, high = score.interval or (None, None)
+    ends = {"low": low, "high": high, "interval": score_value(score).format_interval() or NOTHING}
+    return {"percent": score.percent, "n": score.n, "batches": score.batches} | ends
 
 
 def _describe_accuracy(score: Score | None) -> str:
@@ -203,7 +205,8 @@ def _describe_accuracy(score: Score | None) -> str:
 
 
 def _score_cells(score: Score) -> list[Value]:
-    return [score_value(score), count_value(score.n)]
+    batches = EMPTY if score.batches is None else count_value(score.batches)
+    return [score_value(score), count_value(score.n), batches]
 
 
 def _number_table(columns: Sequence[str], lines: Sequence[Sequence[Value]]) -> Table:
@@ -257,7 +260,8 @@ def _list_points(
                 continue
             for kind, score in (("here", one.score), ("worst case", one.worst)):
                 if score:
-                    ends = {"low": score.low, "high": score.high, "n": score.n}
+                    low, high = score.interval or (None, None)
+                    ends = {"low": low, "high": high, "n": score.n, "batches": score.batches}
                     yield row | {"series": name, "kind": kind, "y": score.percent} | ends
             if one.value is not None:
                 yield row | {"series": name, "kind": "here", "y": one.value}
@@ -278,9 +282,10 @@ def _draw_curve(title: str, points: Sequence[Mapping[str, Any]], x: str, y: str)
         looks[name] = plots.Look(color, *LINES[one["kind"]])
         drawn.append({**one, "series": name})
         number = Value(format_number(one["y"]), one["y"])
-        if "low" in one:
-            n = f"n = {format_count(one['n'])}"
-            number = replace(number, interval=(one["low"], one["high"]), details=(n,))
+        if "n" in one:
+            number = replace(number, details=(format_n(one["n"], one["batches"]),))
+        if one.get("low") is not None:
+            number = replace(number, interval=(one["low"], one["high"]))
         lines.append([Value(name), Value(f"{one['x']:g}", one["x"]), number])
     spec = plots.curve(drawn, x, y, looks=looks, percent="%" in y)
     return Plot(title, spec, Table("", ["series", x, y], [Group(lines)]), level=3)

@@ -97,6 +97,17 @@ def format_count(n: int) -> str:
     return f"{n:,}"
 
 
+def format_n(n: int, batches: int | None) -> str:
+    """Return the number of points, and of the batches that hold them.
+
+    >>> format_n(1280, 10), format_n(8, 1), format_n(8, None)
+    ('n = 1,280, 10 batches', 'n = 8, 1 batch', 'n = 8')
+    """
+    if batches is None:
+        return f"n = {format_count(n)}"
+    return f"n = {format_count(n)}, {format_count(batches)} batch{'' if batches == 1 else 'es'}"
+
+
 def format_duration(seconds: float) -> str:
     """Return a time in the unit that people would use.
 

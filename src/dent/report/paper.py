@@ -130,7 +130,7 @@ def _difference_value(one: Measurement) -> Value:
 def _worst_value(worst: Score | None, *, interval: bool) -> Value:
     if worst is None:
         return EMPTY
-    ends = (worst.low, worst.high) if interval else None
+    ends = worst.interval if interval else None
     return Value(format_number(worst.percent), worst.percent, ends, strong=True, tone="bad")
 
 
@@ -143,8 +143,12 @@ def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
     if any(one.work.defense not in (one.number.ask.defense, "static") for one in numbers if one.work):
         notes.append(Note(f"At this scale, updates are at most {reproduction.scale.most_updates}."))
     if counts := sorted({one.n for one in numbers if one.n}):
-        ends = dict.fromkeys(map(format_count, (counts[0], counts[-1])))
-        notes.append(Note(f"n = {' to '.join(ends)}."))
+        batches = sorted({one.batches for one in numbers if one.batches})
+        cut = f", in {_format_range(batches)} batch{'es' * (batches[-1] > 1)}" if batches else ""
+        notes.append(Note(f"n = {_format_range(counts)}{cut}."))
+    scores = (score for one in numbers for score in (one.score, one.worst) if score)
+    reasons = dict.fromkeys(score.why_no_interval for score in scores)
+    notes += [Note(f"{why}.", "No interval") for why in reasons if why]
     notes += _list_attacks(works)
     missing = Counter(one.missing for one in numbers if one.missing)
     for why, count in missing.items():
@@ -155,6 +159,11 @@ def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
         term = f"Incomplete, {len(incomplete)} of {len(keys)} evaluations"
         notes.append(Note(f"{_join_lines(incomplete[0])}.", term))
     return notes
+
+
+def _format_range(counts: Sequence[int]) -> str:
+    """Return the least and the largest of sorted counts, or the one that all are."""
+    return " to ".join(dict.fromkeys(map(format_count, (counts[0], counts[-1]))))
 
 
 def _join_lines(text: str) -> str:

@@ -27,6 +27,7 @@ LABEL: Spec = {
     "dx": {"expr": "10 * datum.side"},
     "fontSize": {"expr": "width < 330 ? 10 : 12"},
 }
+HAS_INTERVAL: Spec = {"filter": "isValid(datum.low) && isValid(datum.high)"}
 DOUBLINGS = 5  # if x doubles so often from its least to its largest value, its axis is logarithmic
 
 
@@ -52,15 +53,17 @@ def look(ink: str = INK, font: str = FONT) -> Spec:
 def attack_bars(rows: Sequence[Row]) -> Spec:
     """Return bars of the accuracy under each attack, with intervals; groups have headings.
 
-    rows: group, what, kind (see `KINDS`), percent, low, high; for labels and tooltips the texts
-    `figure`, `accuracy` and `interval`, and `n`.
+    rows: group, what, kind (see `KINDS`), percent, low and high or None; for labels and tooltips the
+    texts `figure`, `accuracy` and `interval`, and `n` and `batches`.
     """
     data: list[dict[str, Any]] = []
     for group in dict.fromkeys(row["group"] for row in rows):
         data.append({"line": f"{len(data):03d}+{group}", "heading": True})
         for row in rows:
             if row["group"] == group:
-                data.append({**row, "line": f"{len(data):03d} {row['what']}", "heading": False})
+                end = row["percent"] if row["high"] is None else row["high"]
+                place = {"line": f"{len(data):03d} {row['what']}", "heading": False, "end": end}
+                data.append({**row, **place})
     lines = [row["line"] for row in data]
     bold = {"condition": {"test": "slice(datum.value, 3, 4) == '+'", "value": "bold"}}
     y = {
@@ -81,7 +84,7 @@ def attack_bars(rows: Sequence[Row]) -> Spec:
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     color = {"field": "kind", "type": "nominal", "scale": _range(kinds, [KINDS[k] for k in kinds])}
     tooltip = _tooltip(group="defense", what="under", kind="kind", accuracy="accuracy")
-    tooltip += _tooltip(interval="95 % interval", n="n")
+    tooltip += _tooltip(interval="95 % interval", n="n", batches="batches")
     bars = _layer({"type": "bar", "height": {"band": 0.66}, "cornerRadiusEnd": 2}, y=y, tooltip=tooltip)
     bars["encoding"] |= {"x": x | {"title": "accuracy in %"}, "color": color, "opacity": _picked(0.9)}
     bars["params"] = [_legend_click("kind")]
@@ -89,8 +92,9 @@ def attack_bars(rows: Sequence[Row]) -> Spec:
     low, high = {**x, "field": "low"}, {"field": "high"}
     interval = _layer({"type": "rule", "strokeWidth": 1.5}, y=y, x=low, x2=high, opacity=_picked(0.75))
     text = {"type": "text", "align": "left", "dx": 6}
-    figure = _layer(text, y=y, x={**x, "field": "high"}, text={"field": "figure"}, opacity=_picked(1))
+    figure = _layer(text, y=y, x={**x, "field": "end"}, text={"field": "figure"}, opacity=_picked(1))
     layers = [part | {"transform": shown} for part in (bars, interval, figure)]
+    layers[1]["transform"] = [*shown, HAS_INTERVAL]
     headed = {"mark": {"type": "point", "opacity": 0}, "encoding": {"y": y}}  # gives headings a line
     return _spec(data, [*layers, headed], height=21 * len(data), names=kinds)
 
@@ -99,7 +103,7 @@ def claims(rows: Sequence[Row]) -> Spec:
     """Return natural against robust accuracy: from what is claimed (a ring) to what stands (a dot).
 
     rows: series, label, natural, worst, claimed or None; for tooltips the texts `natural_text`,
-    `claimed_text` and `worst_text`, and `n`.
+    `claimed_text` and `worst_text`, and `n` and `batches`.
     """
     natural = [row["natural"] for row in rows]
     room = max(10.0, 0.35 * (max(natural) - min(natural)))  # for labels
@@ -112,7 +116,7 @@ def claims(rows: Sequence[Row]) -> Spec:
     y["scale"] = {"domain": [0, min(110, 10 * math.ceil((top + 8) / 10))], "nice": False}
     color = _series(rows)
     tooltip = _tooltip(series="model", label="defense", natural_text="natural", claimed_text="claimed")
-    tooltip += _tooltip(worst_text="worst case", n="n")
+    tooltip += _tooltip(worst_text="worst case", n="n", batches="batches")
     both = {"x": x, "color": color, "tooltip": tooltip, "opacity": _picked(1)}
     claimed, worst = {**y, "field": "claimed"}, {**y, "field": "worst"}
     fall = _layer(
@@ -134,8 +138,8 @@ def claims(rows: Sequence[Row]) -> Spec:
 def cost_gain(rows: Sequence[Row]) -> Spec:
     """Return the cost of defenses against their gain over the static model, the line at zero.
 
-    rows: series, label, cost (a multiple of the static model's), gain (in points), low, high; for
-    tooltips the texts `cost_text`, `gain_text`, `interval` and `p`, and `n`.
+    rows: series, label, cost (a multiple of the static model's), gain (in points), low and high or
+    None; for tooltips the texts `cost_text`, `gain_text`, `interval` and `p`, and `n` and `batches`.
     """
     x: Spec = {"field": "cost", "type": "quantitative", "title": "cost of an answer, static model = 1"}
     x["scale"] = {"domain": [0, 1.3 * max(row["cost"] for row in rows)], "nice": False}
@@ -143,12 +147,13 @@ def cost_gain(rows: Sequence[Row]) -> Spec:
     y = {"type": "quantitative", "title": "worst case minus static, in points"}
     color = _series(rows)
     tooltip = _tooltip(series="model", label="defense", cost_text="cost", gain_text="gain")
-    tooltip += _tooltip(interval="95 % interval", p="p", n="n")
+    tooltip += _tooltip(interval="95 % interval", p="p", n="n", batches="batches")
     both = {"x": x, "color": color, "tooltip": tooltip, "opacity": _picked(1)}
     zero: Spec = {"data": {"values": [{"zero": 0}]}, "mark": {"type": "rule", "strokeDash": [4, 4]}}
     zero["encoding"] = {"y": {"field": "zero", "type": "quantitative"}, "opacity": {"value": 0.6}}
     bar = _layer({"type": "rule", "strokeWidth": 2, **BESIDE}, **both, y={**y, "field": "low"})
     bar["encoding"]["y2"] = {"field": "high"}
+    bar["transform"] = [HAS_INTERVAL]
     dot = _layer(
         {"type": "point", "filled": True, "size": 110, **BESIDE}, **both, y={**y, "field": "gain"}
     )
@@ -199,13 +204,13 @@ def curve(
 ) -> Spec:
     """Return lines of y over x, one for each series, with intervals where they are known.
 
-    rows: x, y, series, and optionally low, high, n; rows without x or y are left out.
+    rows: x, y, series, and optionally low, high, n, batches; rows without x or y are left out.
     x, y: the titles of the axes. looks: how to draw each series; otherwise each has a color and a shape.
     The axis of x is logarithmic if its values double at least `DOUBLINGS` times.
 
     >>> spec = curve([{"x": 1, "y": 50.0, "series": "dent"}], "steps", "accuracy")
     >>> spec["data"]["values"]
-    [{'x': 1, 'y': 50.0, 'series': 'dent', 'n': '', 'interval': ''}]
+    [{'x': 1, 'y': 50.0, 'series': 'dent', 'n': '', 'batches': '', 'interval': ''}]
     """
     data = [_curve_row(row) for row in rows if row["x"] is not None and row["y"] is not None]
     names = list(dict.fromkeys(row["series"] for row in data))
@@ -224,7 +229,7 @@ def curve(
     }
     color = _series(data) | {"scale": _range(names, [looks[name].color for name in names])}
     shape = color | {"scale": _range(names, [looks[name].shape for name in names])}
-    tooltip = _tooltip(series="series", x=x, y=y, interval="95 % interval", n="n")
+    tooltip = _tooltip(series="series", x=x, y=y, interval="95 % interval", n="n", batches="batches")
     tooltip[2]["format"] = ".1f" if percent else "~g"
     both = {"x": across, "color": color, "opacity": _picked(1)}
     line = _layer({"type": "line", "strokeWidth": 2}, **both, y={**up, "field": "y"})
@@ -235,13 +240,14 @@ def curve(
     dot["params"] = [_legend_click("series")]
     bar = _layer({"type": "rule", "strokeWidth": 1.2, "strokeOpacity": 0.6}, **both)
     bar["encoding"] |= {"y": {**up, "field": "low"}, "y2": {"field": "high"}}
-    bar["transform"] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
+    bar["transform"] = [HAS_INTERVAL]
     has_bars = any("low" in row for row in data)
     return _spec(data, [*([bar] if has_bars else []), line, dot], height=300)
 
 
 def _curve_row(row: Row) -> dict[str, Any]:
-    made = {name: row[name] for name in ("x", "y", "series")} | {"n": row.get("n", ""), "interval": ""}
+    made = {name: row[name] for name in ("x", "y", "series")}
+    made |= {name: row.get(name, "") for name in ("n", "batches")} | {"interval": ""}
     if row.get("low") is None or row.get("high") is None:
         return made
     made["interval"] = format_interval(row["low"], row["high"])

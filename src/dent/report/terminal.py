@@ -19,11 +19,19 @@ from dent.paper.claims import Judgment
 from dent.paper.reproduce import WorkEstimate
 from dent.paper.results import Reproduction
 from dent.paper.tables import PaperTable
-from dent.report.blocks import Table, Value
+from dent.report.blocks import INTERVAL, Table, Value
 from dent.report.claims import claim_table
+from dent.report.comparisons import comparison_table
 from dent.report.evaluation import NOTHING_EVALUATED, list_remarks
-from dent.report.evaluation_tables import comparison_table, result_tables
-from dent.report.format import format_ball, format_count, format_duration, format_setting
+from dent.report.evaluation_tables import result_tables, score_value
+from dent.report.format import (
+    NOTHING,
+    format_ball,
+    format_count,
+    format_duration,
+    format_percent,
+    format_setting,
+)
 from dent.report.paper import part_tables, title_table
 from dent.report.text import WIDTH, fold_lines, table_lines
 from dent.training import Epoch, Step
@@ -193,17 +201,22 @@ class _ProgressLines:
         self._done = max(done, self._done)
 
 
-def score_rows(scores: Mapping[str, Score]) -> list[dict[str, Any]]:
-    """Return a row for each score, by what the images are."""
-    return [
+def show_scores(scores: Mapping[str, Score], title: str) -> None:
+    """Print a row for each score, by what the images are, and why there are no intervals."""
+    rows = [
         {
             "images": name,
-            "accuracy %": f"{one.percent:.1f}",
-            "95 % interval": f"{one.low:.1f} to {one.high:.1f}",
+            "accuracy %": format_percent(one.percent),
+            INTERVAL: score_value(one).format_interval() or NOTHING,
             "n": one.n,
+            "batches": one.batches,
         }
         for name, one in scores.items()
     ]
+    show_table(rows, right=["accuracy %", "n", "batches"], title=title)
+    for why in dict.fromkeys(one.why_no_interval for one in scores.values()):
+        if why:
+            _print_line(Console(highlight=False), Text(f"no interval: {why}.", STYLES["note"]))
 
 
 def estimate_rows(estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
