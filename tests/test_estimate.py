@@ -109,8 +109,9 @@ def test_asking_for_an_estimate_attacks_nothing() -> None:
     data = labeled(net.net, 12)
     sources = sources_of(net, data, "static", suite="full", steps=None, queries=None)
     rows = estimate_run(make_plan(sources), sources)
-    # Twice two together and two alone, once for the plan; then four forwards of the first batch.
-    assert net.count == 6 + 2 + 4 * 4
+    # Two inputs with three seeds; twice together and once alone; once for the plan; then four forwards
+    # of the first batch.
+    assert net.count == 6 + 6 + 2 + 4 * 4
     assert all(row.seconds > 0 for row in rows)
     speeds = [row.seconds / row.forwards for row in rows]
     assert max(speeds) == pytest.approx(min(speeds))  # seconds are forwards times one speed
