@@ -68,7 +68,7 @@ def test_own_images_are_all_taken(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (cell,) = json.loads(done.stdout)["cells"]
     assert cell["natural"]["n"] == 6
-    for name, n in (("own.npz", None), ("a.b:images", None), ("cifar10", 128), ("imagenet:/x", 128)):
+    for name, n in (("own.npz", None), ("a.b:images", None), ("cifar10", 256), ("imagenet:/x", 256)):
         assert Evaluation(data=name).n == n
     assert Evaluation(data="own.npz", n=3).n == 3
     table = run("evaluate", *asked, "--out", "x", cwd=tmp_path).stdout

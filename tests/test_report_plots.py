@@ -23,6 +23,12 @@ from dent.report.write import write_pictures
 from dent.theme import theme
 
 
+def test_every_number_stands_under_a_title() -> None:
+    for plot in plots_of(example()).values():
+        for group in plot.numbers.groups:
+            assert {len(row) for row in group.rows} == {len(plot.numbers.columns)}, plot.title
+
+
 def kind_of(cell: CellResult, attack: str) -> str:
     """Every attack on a static model is direct."""
     return "direct" if cell.cell.static else cell.kinds[attack]

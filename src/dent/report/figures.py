@@ -80,15 +80,17 @@ def _draw_attacks(title: str, cells: Sequence[CellResult]) -> Plot:
 
 def _draw_convergence(title: str, cells: Sequence[CellResult]) -> Plot:
     drawn, lines = [], []
-    known = [(cell.cell.defense, cell.convergence) for cell in cells if cell.convergence]
-    for defense, found in known:
+    known = [(cell, cell.convergence) for cell in cells if cell.convergence]
+    for cell, found in known:
+        defense, counts = cell.cell.defense, {"n": found.n, "batches": cell.batches}
         for one in found.trace:
-            score = Score(one.correct, found.n)
+            percent = Score(one.correct, found.n).percent
             place = {"series": defense, "attack": one.attack, "cost": one.cost}
-            texts = {"cost_text": f"{one.cost:,.0f}", "accuracy": _describe_accuracy(score)}
-            drawn.append(place | {"percent": score.percent, "n": score.n} | texts)
-            cost = Value(f"{one.cost:,.0f}", one.cost)
-            lines.append([Value(defense), Value(one.attack), cost, *_score_cells(score)])
+            texts = {"cost_text": f"{one.cost:,.0f}", "accuracy": format_percent(percent)}
+            drawn.append(place | {"percent": percent} | counts | texts)
+            figures = Value(texts["cost_text"], one.cost), Value(texts["accuracy"], percent)
+            row = [Value(defense), Value(one.attack), *figures]
+            lines.append([*row, *map(count_value, counts.values())])
     notes = (
         Note("Each mark is the worst case once one more attack is done. A line that still falls at its "
              "end has not converged."),
@@ -96,7 +98,7 @@ def _draw_convergence(title: str, cells: Sequence[CellResult]) -> Plot:
              "broken points leave, they cost nothing more.", "cost"),
         Note("an attack with twice its budget.", "(x2)"),
     )  # fmt: skip
-    columns = ("defense", "after", "cost so far", "worst case in %", "n")
+    columns = ("defense", "after", "cost so far", "worst case in %", "n", "batches")
     return Plot(title, plots.worst_case_path(drawn), _number_table(columns, lines), notes)
 
 

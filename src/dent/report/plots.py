@@ -168,7 +168,8 @@ def cost_gain(rows: Sequence[Row]) -> Spec:
 def worst_case_path(rows: Sequence[Row]) -> Spec:
     """Return the worst case against the cost of all attacks so far, a line of steps for each series.
 
-    rows: series, cost (> 0), percent; for tooltips `attack`, `n`, and the texts `cost_text`, `accuracy`.
+    rows: series, cost (> 0), percent; for tooltips `attack`, `n`, `batches`, and the texts `cost_text`
+    and `accuracy`.
     """
     x: Spec = {"field": "cost", "type": "quantitative", "scale": {"type": "log", "nice": False}}
     x["scale"]["padding"] = 8  # pixels
@@ -181,7 +182,7 @@ def worst_case_path(rows: Sequence[Row]) -> Spec:
     dot = _layer({"type": "point", "filled": True, "size": 60}, **both)
     dot["encoding"]["shape"] = {**color, "scale": _range(color["scale"]["domain"], SHAPES)}
     dot["encoding"]["tooltip"] = _tooltip(series="defense", attack="after", cost_text="cost so far")
-    dot["encoding"]["tooltip"] += _tooltip(accuracy="worst case", n="n")
+    dot["encoding"]["tooltip"] += _tooltip(accuracy="worst case in %", n="n", batches="batches")
     dot["params"] = [_legend_click("series")]
     return _spec(rows, [line, dot], height=300)
 
