@@ -361,6 +361,10 @@ def test_the_plot_has_a_line_for_each_defense_and_its_numbers_beside_it() -> Non
     assert [row["percent"] for row in drawn] == [100, 80, 60, 40]
     assert all(before["cost"] < after["cost"] for before, after in pairwise(drawn))
     (group,) = plot.numbers.groups
+    assert {len(row) for row in group.rows} == {len(plot.numbers.columns)}
+    assert {(row["n"], row["batches"]) for row in drawn} == {
+        (results.cells[0].worst.n, results.cells[0].batches)
+    }
     assert [row[2].number for row in group.rows] == [row["cost"] for row in drawn]
     assert [row[3].number for row in group.rows] == [row["percent"] for row in drawn]
 
