@@ -1,4 +1,4 @@
-"""An attack for `dent evaluate`: submit to a defense what breaks its static model, as AutoAttack leaves it.
+"""An attack for `dent evaluate`: submit what breaks the static model, as AutoAttack leaves it.
 
     cd benchmarks && dent evaluate --model resnet20-at --defense static --defense hedge
         --attack transfer:stop_at_success --n 256

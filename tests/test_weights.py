@@ -28,7 +28,7 @@ CARDS = read_cards()
 
 def test_the_promised_models_are_there() -> None:
     promised = {"resnet20-nominal", "resnet20-at", "resnet20-at-l2", "resnet20-at-cifar100"}
-    assert promised | {"resnet26-4-nominal"} <= set(CARDS)
+    assert promised | {"resnet26-4-nominal", "resnet26-4-at"} <= set(CARDS)
     assert sum(file.stat().st_size for file in (ROOT / "src/dent/models/weights").iterdir()) < 40e6
 
 
@@ -60,6 +60,9 @@ def test_the_accuracies_that_were_promised() -> None:
     natural, _, robust = said["resnet20-at-cifar100"]
     assert natural >= 40
     assert robust >= 14
+    natural, _, robust = said["resnet26-4-at"]
+    assert natural >= 79
+    assert robust >= 38
     assert (
         CARDS["resnet20-at"].accuracies[2]["what"].startswith("reference APGD-CE and APGD-T, Linf 8/255")
     )

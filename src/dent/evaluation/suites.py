@@ -51,6 +51,7 @@ ADAPTIVE: Suite = {
 QUICK: Suite = {
     "apgd-ce": {"steps": 10},
     "denying updates": {"steps": 20, "attacks": ("apgd-ce", "apgd-dlr")},
+    "denying most updates": {"steps": 5},
     "fpa": {"rounds": 3, "steps": 10},
 }
 SUITE_NOTES = {
