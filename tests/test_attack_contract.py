@@ -74,6 +74,7 @@ def test_results_lie_in_the_ball_and_the_model_is_as_it_was(
     before = copy.deepcopy(net.state_dict())
     inputs, labels = torch.rand(shape).to(dtype), torch.randint(classes, shape[:1])
     given = inputs.clone()
+    eps = min(eps, 1) if norm == "linf" else eps
     result = attack(net, inputs, labels, eps=eps, norm=norm, joint=joint, seed=seed)
     rounding = ROUNDING[dtype]
     assert result.inputs.dtype == dtype

@@ -333,7 +333,7 @@ def test_the_command_line_takes_own_defenses_and_the_list(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     cells = json.loads(done.stdout)["cells"]
     assert [cell["defense"] for cell in cells] == ["own_defenses:Plain", "views:shifts=1"]
-    assert list(cells[0]["not_run"]) == ["fpa"]
+    assert list(cells[0]["not_run"]) == ["denying most updates", "fpa"]
     assert not cells[1]["not_run"]
     assert "own_defenses:Plain†" in (tmp_path / "run" / "report.html").read_text()
     refused = run(

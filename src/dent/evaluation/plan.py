@@ -276,7 +276,10 @@ def make_plan(sources: Sources) -> Plan:
     own = sources.find_own_attacks()
     facts: dict[Cell, Facts] = {}
     for cell in evaluation.cells():
-        subject = sources.subject(cell)
+        try:
+            subject = sources.subject(cell)
+        except TypeError as error:  # its first answers
+            raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
         try:
             with torch.no_grad():
                 logits = subject.model(inputs)

@@ -103,13 +103,16 @@ def show_table(
     for column in rows[0] if rows else ():
         justify = "right" if column in right else "left"
         table.add_column(column, overflow="fold", justify=justify)  # type: ignore[arg-type]
+    console = _open_console(FILE_WIDTH)
     if is_cut and rows:
-        first, *_, last = table.columns
-        first.min_width = max(len(_format_cell(next(iter(row.values())))) for row in rows)
-        last.no_wrap, last.overflow = True, "ellipsis"
+        *others, last = rows[0]
+        widths = [max(len(_format_cell(row[column])) for row in rows) for column in others]
+        cut = table.columns[-1]
+        cut.no_wrap, cut.overflow = True, "ellipsis"
+        cut.max_width = max(console.width - sum(widths) - 2 * len(widths), len(last))
     for row in rows:
         table.add_row(*(Text(_format_cell(value)) for value in row.values()))
-    _open_console(FILE_WIDTH).print(table)
+    console.print(table)
 
 
 def show_details(row: Mapping[str, Any]) -> None:
