@@ -132,8 +132,9 @@ def test_two_workers_of_its_own_write_the_store_of_one_process(tmp_path: Path) -
     assert not ray.is_initialized()
     assert "RAY_USAGE_STATS_ENABLED" not in os.environ
     assert files(folders[0]) == files(folders[1])
-    # Four units of each of two batches in both cells, `about` of each, and a battle.
-    assert len(files(folders[1])) == 2 + 16 + 2 + 1
+    # Four units of each of two batches in both cells, one more where there are updates to deny, `about`
+    # of each, and a battle.
+    assert len(files(folders[1])) == 2 + 16 + 2 + 2 + 1
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])

@@ -242,8 +242,7 @@ def curve(
     bar = _layer({"type": "rule", "strokeWidth": 1.2, "strokeOpacity": 0.6}, **both)
     bar["encoding"] |= {"y": {**up, "field": "low"}, "y2": {"field": "high"}}
     bar["transform"] = [HAS_INTERVAL]
-    has_bars = any("low" in row for row in data)
-    return _spec(data, [*([bar] if has_bars else []), line, dot], height=300)
+    return _spec(data, [bar, line, dot], height=300)
 
 
 def _curve_row(row: Row) -> dict[str, Any]:
@@ -277,6 +276,8 @@ def _spec(
     names = names or [str(row.get("series", "")) for row in data]
     widest = 7 * max(map(len, names), default=0) + 45
     values = [dict(row) for row in data]
+    if not any(row.get("low") is not None for row in data):  # an empty layer has no scale
+        layers = [layer for layer in layers if HAS_INTERVAL not in layer.get("transform", ())]
     spec = {"data": {"values": values}, "width": "container", "height": height, "layer": list(layers)}
     return spec | {"usermeta": {"legend": widest}}
 
