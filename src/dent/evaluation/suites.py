@@ -28,8 +28,8 @@ SPECIAL = (NATURAL, PROTOCOL, ABOUT, BATTLE)
 
 DRAWS = 10  # answers of a random defense that an attack averages, unless the suite says otherwise
 
-# By what they break at equal cost (benchmarks/yield.py): the strongest first. What other attacks of the
-# suite always did better is left out: gmsa-avg, trajectory and targeted lazy APGD.
+# By what they break at equal cost (benchmarks/yield.py): the strongest first. Left out is what another
+# attack always did better: gmsa-avg (fpa), trajectory (averaged) and targeted lazy APGD (chained).
 ADAPTIVE: Suite = {
     "denying updates": {},
     "high confidence": {},
