@@ -312,7 +312,7 @@ def test_chosen_attacks_are_run_as_those_of_a_suite_are(tmp_path: Path) -> None:
     told |= {"data": labeled(net, 8, wrong=1)}
     texts = [format_attack(f"{name}:steps=2") for name in find_suite("quick", "linf")]
     texts[1] = "denying updates:attacks=(apgd-ce,apgd-dlr),steps=2"
-    texts[2] = "fpa:rounds=3,steps=2"
+    texts[-1] = "fpa:rounds=3,steps=2"
     defenses = ["static", "dent:steps=1"]
     by_suite = evaluate({"net": net}, defenses, suite="quick", steps=2, **told)
     by_text = evaluate({"net": net}, defenses, attacks=texts, out=tmp_path / "run", **told)

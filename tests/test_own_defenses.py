@@ -30,10 +30,10 @@ DATA = labeled(NET, 8)
 SMALL: dict[str, Any] = {"data": DATA, "eps": 0.03, "batch_size": 4, "steps": 2, "queries": 4}
 # Attacks that need `steps=` of adapt, and attacks that only need adapt and predict.
 NEED_STEPS = {
-    *("fpa", "gmsa-avg", "gmsa-min", "averaged", "trajectory"),
+    *("fpa", "gmsa-min", "averaged"),
     *("short", "short (quarter)", "denying most updates"),
 }
-NEED_ADAPT = {"lazy", "lazy (targeted)", "chained", "balanced"}
+NEED_ADAPT = {"lazy", "chained", "balanced"}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_an_own_defense_in_memory_by_name_and_as_a_function_has_the_same_numbers
     cell = only(runs[0])
     assert cell.is_fully_attacked
     assert cell.independent
-    assert {"fpa", "gmsa-avg", "unrolled", "averaged", "short", "lazy"} <= set(cell.attacks)
+    assert {"fpa", "gmsa-min", "unrolled", "averaged", "short", "lazy"} <= set(cell.attacks)
     # Seeds are by name: with one name, all ways give the same numbers.
     assert all(numbers(one) == numbers(runs[0]) for one in (runs[1], runs[2], runs[6]))
     assert numbers(runs[4]) == numbers(runs[5])
@@ -181,7 +181,7 @@ def test_attacks_that_need_missing_parts_are_named_and_the_row_is_marked() -> No
     assert "static†" not in text
     assert "not fully attacked" in text
     markdown = results_markdown(results)
-    assert "fpa, gmsa-avg, gmsa-min" in markdown
+    assert "fpa, gmsa-min" in markdown
     assert "because adapt() of the defense" in markdown
     assert any("not fully attacked" in line for line in write_headlines(results))
     assert results.to_json()["cells"][1]["not_run"] == plain.not_run
