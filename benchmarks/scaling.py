@@ -27,9 +27,10 @@ from dent.evaluation import Evaluation
 from dent.evaluation.execute import Engine, Task
 from dent.evaluation.pipeline import describe_run, run_units, start_engine
 from dent.evaluation.plan import Plan, make_plan
-from dent.evaluation.score import make_tallies, summarize
+from dent.evaluation.score import summarize
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import Store
+from dent.evaluation.tally import make_tallies
 from dent.report.terminal import progress_bar, show_table
 
 JOB: dict[str, Any] = {

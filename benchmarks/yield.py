@@ -1,11 +1,12 @@
 """Measure what each attack breaks that no other one breaks, at the same cost for each.
 
-    python benchmarks/yield.py [--models resnet20-at "2b2 (eth-sri)@8/255"] [--defenses dent+ views]
-        [--attacks lazy chained:rounds=5] [--n 128] [--batch-size 128] [--forwards 1000] [--json FILE]
+    python benchmarks/yield.py [--models resnet20-at "2b2 (eth-sri)"] [--defenses dent+ hedge]
+        [--attacks lazy chained:rounds=5] [--n 64] [--forwards 300] [--json FILE]
 
 Each attack gets as many steps as its estimated cost allows (`--forwards`, forwards of the static model
-for each input; a backward counts as one), at least one. Seconds are those of the processor. The JSON
-file keeps every (model, defense, attack) that is done; the same command continues there.
+for each input; a backward counts as one), at least one. All images are one batch. Seconds are those of
+the processor. The JSON file keeps every (model, defense, attack) that is done; the same command
+continues there, and prints what is stored without any model if all of it is done.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import environment  # noqa: F401
 import third_party
@@ -27,22 +29,35 @@ from dent.evaluation.defenses import Subject, count_updates, find_parts
 from dent.evaluation.suites import ADAPTIVE, explain_missing, format_attack, parse_attack
 from dent.report.terminal import progress_bar
 from dent.storage import replace_file
-from dent.texts import read_number
 
 Entry = dict[str, Any]  # of one attack on one defense of one model
+
+
+class Threat(NamedTuple):
+    """A model, the images that it is for, and the ball of the attacks."""
+
+    load: Callable[[], nn.Module]
+    eps: float = 8 / 255
+    norm: str = "linf"
+    data: str = "cifar10"
+
+
+THREATS = {
+    "2b2 (eth-sri)": Threat(third_party.load_resnet_2b2),
+    "resnet20-at": Threat(lambda: dent.load_model("resnet20-at")),
+    "resnet20-at-l2": Threat(lambda: dent.load_model("resnet20-at-l2"), 0.5, "l2"),
+    "resnet20-at-cifar100": Threat(lambda: dent.load_model("resnet20-at-cifar100"), data="cifar100"),
+}
+DEFENSES = ("dent+", "dent:steps=10", "dent+solo", "anti-adversary")
 DIRECT = ("apgd-ce", "apgd-t:order=distance,targets=3")
-ATTACKS = (*DIRECT, *(name for name in ADAPTIVE if find_attack(name).kind == "adaptive"))
-MODELS = ("resnet20-at", "2b2 (eth-sri)")
-DEFENSES = ("dent+", "dent:steps=10")
+LEFT_OUT = ("gmsa-avg", "trajectory", "lazy (targeted):targets=3")  # of the suites, by this table
+ATTACKS = (*DIRECT, *(name for name in ADAPTIVE if find_attack(name).kind == "adaptive"), *LEFT_OUT)
+# Attacks that suites had before version 2026.1; `add` shows what the others add to these.
+EARLIER = (
+    "apgd-ce", "apgd-t:order=distance,targets=3", "denying updates", "high confidence", "fpa",
+    "gmsa-avg", "gmsa-min", "unrolled", "averaged", "short", "lazy",
+)  # fmt: skip
 RESULTS = Path(__file__).with_name("yield.json")
-
-
-def load(text: str) -> tuple[nn.Module, float]:
-    """Return a model, of dent's list or of others, and its radius (8/255 if none is given)."""
-    name, _, eps = text.partition("@")
-    others = third_party.MODELS
-    model = others[name]() if name in others else dent.load_model(name)
-    return model, read_number(eps or "8/255")
 
 
 def fit_steps(text: str, updates: int, size: int, forwards: float) -> dict[str, Any]:
@@ -57,84 +72,119 @@ def fit_steps(text: str, updates: int, size: int, forwards: float) -> dict[str, 
 
 
 def measure(
-    subject: Subject, text: str, options: dict[str, Any], images: Tensor, labels: Tensor, *,
-    batch_size: int, eps: float,
-) -> Entry:  # fmt: skip
-    """Attack each batch, submit it as deployed, and return which points stand and the time."""
-    name, _ = parse_attack(text)
-    correct: list[bool] = []
+    subject: Subject, text: str, forwards: float, images: Tensor, labels: Tensor, threat: Threat
+) -> Entry:
+    """Attack the batch, submit it as deployed, and return which images stand and the time."""
+    options = fit_steps(text, count_updates(subject.defense) or 0, len(labels), forwards)
+    everyone = torch.ones_like(labels, dtype=torch.bool)
     started = time.process_time()
-    for inputs, truth in zip(images.split(batch_size), labels.split(batch_size), strict=True):
-        everyone = torch.ones_like(truth, dtype=torch.bool)
-        result = find_attack(name).run(
-            subject, inputs, truth, mask=everyone, eps=eps, norm="linf", seed=0, **options
-        )
-        with torch.no_grad():
-            correct += (subject.model(result.inputs).argmax(1) == truth).tolist()
-    return {"options": options, "seconds": time.process_time() - started, "correct": correct}
+    result = find_attack(parse_attack(text)[0]).run(
+        subject, images, labels, mask=everyone, eps=threat.eps, norm=threat.norm, seed=0, **options
+    )
+    with torch.no_grad():
+        correct = subject.model(result.inputs).argmax(1) == labels
+    return {
+        "steps": options.get("steps"),
+        "seconds": round(time.process_time() - started, 2),
+        "correct": "".join(map(str, correct.int().tolist())),
+    }
 
 
-def tabulate(entries: dict[str, Entry], n: int) -> list[str]:
-    """Return a table in Markdown, the attacks with the highest yield first."""
-    broken = {name: ~torch.tensor(entry["correct"]) for name, entry in entries.items()}
-    times = torch.stack(list(broken.values())).sum(0)  # how many attacks break each point
-    alone = {name: int((own & (times == 1)).sum()) for name, own in broken.items()}
-    lines = [
-        "| attack | steps | left correct | broken alone | seconds | alone per minute |",
-        "|---|---:|---:|---:|---:|---:|",
+def find_broken(entry: Entry) -> Tensor:
+    return torch.tensor([letter == "0" for letter in entry["correct"]])
+
+
+def count_alone(entries: dict[str, Entry]) -> dict[str, int]:
+    """Count, for each attack, the images that no other attack breaks."""
+    broken = {name: find_broken(entry) for name, entry in entries.items()}
+    once = torch.stack(list(broken.values())).sum(0) == 1
+    return {name: int((own & once).sum()) for name, own in broken.items()}
+
+
+def count_left(entries: dict[str, Entry], attacks: Iterator[str]) -> int:
+    """Count the images that all of these attacks leave correct."""
+    return int((~torch.stack([find_broken(entries[name]) for name in attacks]).any(0)).sum())
+
+
+def tabulate(cells: dict[str, dict[str, Entry]]) -> list[str]:
+    """Return what each attack leaves in each cell, in Markdown; the highest yield first."""
+    alone = {cell: count_alone(entries) for cell, entries in cells.items()}
+    names = list(dict.fromkeys(name for entries in cells.values() for name in entries))
+    rows = []
+    for name in names:
+        texts, minutes = [], 0.0
+        for cell, entries in cells.items():
+            if name not in entries:
+                texts.append("")
+                continue
+            left, own = count_left(entries, iter([name])), alone[cell][name]
+            texts.append(f"{left} ({own})" if own else f"{left}")
+            minutes += entries[name]["seconds"] / 60
+        total = sum(one.get(name, 0) for one in alone.values())
+        line = f"| {name} | {' | '.join(texts)} | {total} | {total / minutes:.2f} |"
+        rows.append((total / minutes, line))
+    union = " | ".join(str(count_left(entries, iter(entries))) for entries in cells.values())
+    return [
+        f"| attack | {' | '.join(cells)} | alone | alone per minute |",
+        f"|---|{'---:|' * (len(cells) + 2)}",
+        *(line for _, line in sorted(rows, key=lambda row: -row[0])),
+        f"| all together | {union} | | |",
     ]
-    ranked = sorted(entries, key=lambda name: (-alone[name], int((~broken[name]).sum())))
-    for name in ranked:
-        entry, left = entries[name], int((~broken[name]).sum())
-        seconds = max(entry["seconds"], 1e-9)
-        lines.append(
-            f"| {name} | {entry['options'].get('steps', '')} | {left} ({100 * left / n:.1f} %) | "
-            f"{alone[name]} | {seconds:.1f} | {60 * alone[name] / seconds:.2f} |"
-        )
-    union = int((times == 0).sum())
-    total = sum(entry["seconds"] for entry in entries.values())
-    return [*lines, f"| all | | {union} ({100 * union / n:.1f} %) | | {total:.1f} | |"]
+
+
+def tabulate_new(cells: dict[str, dict[str, Entry]]) -> list[str]:
+    """Return what each newer attack takes from what the earlier ones leave, in Markdown."""
+    earlier = {cell: [name for name in EARLIER if name in entries] for cell, entries in cells.items()}
+    left = {cell: count_left(entries, iter(earlier[cell])) for cell, entries in cells.items()}
+    lines = [f"| attack | {' | '.join(cells)} |", f"|---|{'---:|' * len(cells)}"]
+    lines.append("| left by the earlier attacks | " + " | ".join(map(str, left.values())) + " |")
+    names = dict.fromkeys(name for entries in cells.values() for name in entries)
+    for name in (name for name in names if name not in EARLIER):
+        texts = []
+        for cell, entries in cells.items():
+            both = [*earlier[cell], *([name] if name in entries else [])]
+            texts.append(str(count_left(entries, iter(both)) - left[cell]))
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", nargs="+", default=MODELS, help="Models, as name or name@eps.")
+    parser.add_argument("--models", nargs="+", default=THREATS, choices=THREATS, help="Models.")
     parser.add_argument("--defenses", nargs="+", default=DEFENSES, help="Defenses, as text.")
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, help="Attacks, as text.")
-    parser.add_argument("--n", type=int, default=128, help="Number of test images (default: 128).")
-    parser.add_argument("--batch-size", type=int, default=128, help="Batch size (default: 128).")
+    parser.add_argument("--n", type=int, default=64, help="Number of test images (default: 64).")
     parser.add_argument(
-        "--forwards", type=float, default=1000, help="Cost of each attack (default: 1000)."
+        "--forwards", type=float, default=300, help="Cost of each attack (default: 300)."
     )
     parser.add_argument("--json", type=Path, default=RESULTS, help="File of results, to continue.")
     given = parser.parse_args()
     done: dict[str, Entry] = json.loads(given.json.read_text()) if given.json.exists() else {}
-    images, labels = dent.load_data("cifar10", n=given.n)
-    cells = [(model, defense) for model in given.models for defense in given.defenses]
     texts = list(dict.fromkeys(format_attack(text) for text in given.attacks))
+    pairs = [(model, defense) for model in given.models for defense in given.defenses]
+    cells: dict[str, dict[str, Entry]] = {}
     with progress_bar("yield of attacks") as move:
-        for number, (name, text) in enumerate(cells):
-            model, eps = load(name)
-            defense = dent.defend(model, text)
-            subject = Subject(defense, model, defense, defense.independent is True)
-            lacks, updates = find_parts(defense, images[:2]), count_updates(defense) or 0
-            cell = f"{name}, {text}, n={given.n}, batches of {given.batch_size}"
-            entries: dict[str, Entry] = {}
+        for number, (model, text) in enumerate(pairs):
+            threat, subject, images, labels = THREATS[model], None, torch.empty(0), torch.empty(0)
+            entries = cells[f"{model}: {text}"] = {}
             for at, attack in enumerate(texts):
-                if explain_missing(find_attack(attack.partition(":")[0]), lacks):
-                    continue
-                move(number * len(texts) + at, len(cells) * len(texts), f"{name}, {text}: {attack}")
-                options = fit_steps(attack, updates, given.batch_size, given.forwards)
-                key = f"{cell}, {attack}, {options}"
+                move(number * len(texts) + at, len(pairs) * len(texts), f"{model}, {text}: {attack}")
+                key = f"{model}, {text}, {attack}, n={given.n}, forwards={given.forwards:g}"
                 if key not in done:
-                    done[key] = measure(
-                        subject, attack, options, images, labels,
-                        batch_size=given.batch_size, eps=eps,
-                    )  # fmt: skip
+                    if subject is None:
+                        images, labels = dent.load_data(threat.data, n=given.n)
+                        static = threat.load()
+                        defense = dent.defend(static, text)
+                        subject = Subject(defense, static, defense, defense.independent is True)
+                        lacks = find_parts(defense, images[:2])
+                    if explain_missing(find_attack(parse_attack(attack)[0]), lacks):
+                        continue
+                    done[key] = measure(subject, attack, given.forwards, images, labels, threat)
                     with replace_file(given.json) as file:
-                        file.write((json.dumps(done) + "\n").encode())
+                        file.write((json.dumps(done, indent=0) + "\n").encode())
                 entries[attack] = done[key]
-            print(f"\n{cell}\n\n" + "\n".join(tabulate(entries, given.n)) + "\n", flush=True)
+    print("\n".join(tabulate(cells)) + "\n")
+    print("\n".join(tabulate_new(cells)))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from dent.evaluation.plan import WHOLE, Unit
 from dent.evaluation.results import Results
-from dent.evaluation.score import Tally, summarize
+from dent.evaluation.score import summarize
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, UnitResult
 from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SPECIAL
+from dent.evaluation.tally import Tally
 
 KINDS = {"apgd-ce": "direct", "square": "direct", "denying": "adaptive", "fpa": "adaptive"}
 KINDS |= {"mixed (50 %)": "scenario", "sorted": "scenario"}

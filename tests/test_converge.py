@@ -59,7 +59,8 @@ def images_at(distances: Sequence[float], each: int = 4) -> tuple[Tensor, Tensor
 def converge(
     distances: Sequence[float], defense: str = "static", out: Path | None = None, **asked: Any
 ) -> Results:
-    settings: dict[str, Any] = {"converge": True, "batch_size": 8, "eps": EPS, "threads": 1}
+    settings: dict[str, Any] = {"converge": True, "doublings": 2, "eps": EPS, "threads": 1}
+    settings |= {"batch_size": 8}
     settings |= {"attacks": f"pgd:step_size={STEP},steps=1", "battle": False} | asked
     own: Any = {"static": "static", "joint": Joint().eval()}[defense]
     images = images_at(distances)
@@ -145,12 +146,12 @@ def test_without_doublings_a_worst_case_is_an_upper_bound() -> None:
     ("settings", "most"),
     [
         ({}, 0),
-        ({"converge": True}, 2),
-        ({"suite": "full"}, 2),
+        ({"converge": True}, 3),
+        ({"suite": "full"}, 3),
         ({"suite": "full", "doublings": 5}, 5),
         ({"suite": "full", "converge": False}, 0),
         ({"suite": "full", "attacks": "apgd-ce"}, 0),
-        ({"attacks": "apgd-ce", "converge": True}, 2),
+        ({"attacks": "apgd-ce", "converge": True}, 3),
     ],
 )
 def test_full_converges_by_default(settings: dict[str, Any], most: int) -> None:
@@ -302,6 +303,50 @@ def test_a_name_that_a_doubling_needs_is_refused(tmp_path: Path) -> None:
     assert converge([0.1], converge=False, **asked).complete
 
 
+# What doublings may cost
+
+
+@pytest.mark.parametrize("defense", CELLS)
+def test_doublings_end_when_they_cost_too_much(defense: str) -> None:
+    distances = [*FIRST_AT.values(), OUTSIDE]
+    asked: dict[str, Any] = {
+        "doublings": 3,
+        "doubling_cost": 3.5,
+    }  # of 7: 9, 13, then 21
+    (cell,) = converge(distances, defense, **asked).cells
+    found = cell.convergence
+    assert found is not None
+    assert (found.converged, found.doublings, found.skipped) == (False, 2, ("pgd (x8)",))
+    assert list(cell.attacks) == ["pgd", "pgd (x2)", "pgd (x4)"]
+    results = converge(distances, defense, **asked | {"doubling_cost": 1})
+    assert row_of(results, defense)["too costly"] == "pgd (x2)"
+    assert row_of(results, defense)["verdict"] == "upper bound, not converged"
+
+
+def test_the_cheapest_attacks_of_a_round_are_run_and_it_is_the_last() -> None:
+    cheap, dear = f"pgd:step_size={STEP},steps=1", f"pgd (often):restarts=9,step_size={STEP},steps=1"
+    asked: dict[str, Any] = {"attacks": [dear, cheap], "doublings": 3, "doubling_cost": 1}
+    (cell,) = converge([*FIRST_AT.values(), OUTSIDE], "joint", **asked).cells
+    assert cell.convergence is not None
+    assert cell.convergence.skipped == ("pgd (often, x2)",)
+    assert list(cell.attacks) == ["pgd (often)", "pgd", "pgd (x2)"]
+    assert not cell.convergence.converged
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"converge": True}, None),
+        ({"suite": "full"}, 1),
+        ({"suite": "full", "doubling_cost": "5/2"}, 2.5),
+    ],
+)
+def test_doublings_of_full_cost_at_most_as_much_as_the_suite(
+    settings: dict[str, Any], most: float | None
+) -> None:
+    assert Evaluation(**settings).most_doubling_cost == most
+
+
 # Estimates
 
 
@@ -320,6 +365,9 @@ def test_an_estimate_has_what_doublings_cost_at_most() -> None:
         assert found.units == 2 * doublings * len(plain)
         assert 0.75 * times * suite < found.forwards <= times * suite
         assert rows[doublings].keys() == rows[0].keys() | {DOUBLINGS}
+    sources = Sources(Evaluation(**asked, converge=True, doubling_cost=0.5))
+    limited = {one.attack: one.forwards for one in estimate_run(make_plan(sources), sources)}
+    assert limited[DOUBLINGS] == pytest.approx(0.5 * suite)
 
 
 # Tables and plots

@@ -15,11 +15,11 @@ import dent
 from dent.attacks import adaptive
 from dent.evaluation.execute import SUBMISSIONS
 from dent.evaluation.plan import Unit
-from dent.evaluation.score import Tally
 from dent.evaluation.sources import cut_batches
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, UnitResult
 from dent.evaluation.suites import DRAWS
+from dent.evaluation.tally import Tally
 from dent.report.evaluation import evaluation_page, results_markdown, results_text, write_headlines
 
 NET = tiny()

@@ -10,6 +10,9 @@ A round is what follows from the results of the rounds before it, for each cell 
 - A cell has converged if a round changes its worst case by less than half a percentage point, or if
   no point stands. It goes on until then, as long as the plan allows, and only if every unit of the
   round was done: a decision never has to be taken back.
+- All rounds of a cell cost at most as much as the plan allows (`doubling_cost` times its suite). Of a
+  round that costs more, the cheapest attacks are run. It is the last one, and the cell has not
+  converged.
 
 All of this follows from verdicts, so that a run that was stopped comes to the same rounds again.
 """
@@ -27,7 +30,7 @@ from dent.evaluation.spec import Cell
 from dent.evaluation.suites import NATURAL
 
 if TYPE_CHECKING:
-    from dent.evaluation.score import Bits, Tally
+    from dent.evaluation.tally import Bits, Tally
 
 ENOUGH = 0.5  # percentage points: a round that changes less has converged
 
@@ -51,6 +54,7 @@ class Convergence:
         gain without it. None where broken points leave, because it is not known there.
     n: number of points of the worst case.
     doubled: the attacks of these rounds and of one that is not done yet, in order.
+    skipped: attacks that should have been doubled, but cost more than what was left to spend.
     """
 
     converged: bool
@@ -60,6 +64,7 @@ class Convergence:
     alone_by: str | None
     n: int
     doubled: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     trace: tuple[TracedAttack, ...] = ()
 
     @property
@@ -90,15 +95,20 @@ def list_rounds(plan: Plan, tallies: Mapping[Cell, Tally]) -> Iterator[tuple[Pla
     """
     yield plan, list(plan.units())
     for doubling in range(1, plan.doublings + 1):
-        chosen = {
-            cell: choose_attacks(tally, plan.list_doubled(cell)) for cell, tally in tallies.items()
-        }
+        chosen, times = {}, 2**doubling
+        for cell, tally in tallies.items():
+            wanted = choose_attacks(tally, plan.list_doubled(cell))
+            all_of_it = plan.double({cell: wanted}, doubling)
+            costs = {name: all_of_it.cost(cell, name_multiple(name, times)) for name in wanted}
+            chosen[cell] = select_affordable(tally, costs, plan.doubling_cost)
+            skipped = (name for name in wanted if name not in chosen[cell])
+            tally.skipped += [name_multiple(name, times) for name in skipped]
         larger = plan.double(chosen, doubling)
         units = [unit for unit in larger.units() if unit.attack not in plan.attacks[unit.cell]]
         if not units:
             return
         for cell, bases in chosen.items():
-            new = {name_multiple(base, 2**doubling): base for base in bases}
+            new = {name_multiple(base, times): base for base in bases}
             if new:
                 tallies[cell].add_round(new, {name: larger.cost(cell, name) for name in new})
         plan = larger
@@ -111,7 +121,8 @@ def choose_attacks(tally: Tally, candidates: list[str]) -> list[str]:
     candidates: attacks whose budget can be doubled.
     """
     judged = judge_convergence(tally)
-    if judged is None or judged.converged or not _is_done(tally, len(tally.rounds)):
+    is_over = judged is None or judged.converged or tally.skipped
+    if is_over or not _is_done(tally, len(tally.rounds)):
         return []
     *before, last = tally.rounds
     stood = _find_standing(tally, len(before))
@@ -124,6 +135,23 @@ def choose_attacks(tally: Tally, candidates: list[str]) -> list[str]:
     return [name for name in counts if alone[name] or counts[name] == most]
 
 
+def select_affordable(tally: Tally, costs: Mapping[str, float], most: float | None) -> list[str]:
+    """Return the attacks, of those with a cost, that all rounds together can afford; the cheapest first.
+
+    most: largest cost of all rounds after the suite, as a multiple of the suite's; None is no limit.
+    """
+    if most is None:
+        return list(costs)
+    suite, *later = (sum(tally.costs.get(name, 0) for name in attacks) for attacks in tally.rounds)
+    left = most * suite - sum(later)
+    affordable = set()
+    for name in sorted(costs, key=costs.__getitem__):
+        left -= costs[name]
+        if left >= 0:
+            affordable.add(name)
+    return [name for name in costs if name in affordable]
+
+
 def judge_convergence(tally: Tally) -> Convergence | None:
     """Return what is known of a cell's convergence; None if no attack was asked for."""
     if not tally.rounds[0]:
@@ -134,7 +162,7 @@ def judge_convergence(tally: Tally) -> Convergence | None:
     left = [int(_find_standing(tally, number).sum()) for number in range(1, done + 1)]
     change = left[-2] - left[-1] if done > 1 else None
     n = len(tally.all_points)
-    settled = change is not None and 100 * change < ENOUGH * n
+    settled = change is not None and 100 * change < ENOUGH * n and not tally.skipped
     where = tally.find_judged(tally.correct)[1]
     counts = {} if tally.cumulative else count_alone(_join_rounds(tally, where))
     by = max(counts, key=counts.__getitem__, default=None)
@@ -146,6 +174,7 @@ def judge_convergence(tally: Tally) -> Convergence | None:
         alone_by=by if by and counts[by] else None,
         n=int(where.sum()),
         doubled=tuple(name for attacks in tally.rounds[1:] for name in attacks),
+        skipped=tuple(tally.skipped),
         trace=tuple(_trace_worst_case(tally, where)),
     )
 

@@ -39,16 +39,21 @@ def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
     for unit in plan.largest.units():
         name = unit.attack if unit.attack in plan.attacks[unit.cell] else DOUBLINGS
         groups[unit.cell, name].append(plan.largest.forwards(unit))
+    forwards = {group: sum(each) for group, each in groups.items()}
+    for cell, name in forwards:
+        if name == DOUBLINGS and plan.doubling_cost is not None:
+            suite = sum(forwards[cell, attack] for attack in plan.list_doubled(cell))
+            forwards[cell, name] = min(forwards[cell, name], plan.doubling_cost * suite)
     return [
         Estimate(
             cell,
             attack,
-            len(each),
-            sum(each),
-            sum(each) * speed[cell.model],
+            len(groups[cell, attack]),
+            each,
+            each * speed[cell.model],
             is_known=attack not in plan.own_attacks,
         )
-        for (cell, attack), each in groups.items()
+        for (cell, attack), each in forwards.items()
     ]
 
 

@@ -21,11 +21,12 @@ from dent.evaluation.execute import Engine, LocalEngine, Task
 from dent.evaluation.own_attacks import name_attacks
 from dent.evaluation.plan import Plan, Unit, check_extras, make_plan
 from dent.evaluation.results import Results
-from dent.evaluation.score import Points, Tally, collect_points, make_tallies, summarize
+from dent.evaluation.score import collect_points, summarize
 from dent.evaluation.sources import Sources
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import RUN, Store, UnitResult, read_run
 from dent.evaluation.suites import SPECIAL, SUITE_VERSION
+from dent.evaluation.tally import Points, Tally, make_tallies
 from dent.names import lookup
 from dent.storage import lock_folder
 

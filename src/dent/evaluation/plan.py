@@ -89,6 +89,7 @@ class Plan:
     randomized: whether the answers of a cell are random.
     exhaustive: attack also inputs that an earlier attack has broken.
     doublings: how often budgets may be doubled after these attacks; see `converge.py`.
+    doubling_cost: largest cost of all doublings of a cell, as a multiple of its suite's; None: no limit.
     own_attacks: the user's own attacks, by name.
     """
 
@@ -100,6 +101,7 @@ class Plan:
     not_run: Mapping[Cell, Mapping[str, str]]
     exhaustive: bool = False
     doublings: int = 0
+    doubling_cost: float | None = None
     own_attacks: Mapping[str, Attack] = field(default_factory=dict)
     n: int
     batch_size: int
@@ -234,7 +236,7 @@ class Plan:
             }
             for cell, attacks in self.attacks.items()
         ]
-        plain = ("n", "batch_size", "seed", "exhaustive", "doublings")
+        plain = ("n", "batch_size", "seed", "exhaustive", "doublings", "doubling_cost")
         kinds = {name: attack.kind for name, attack in self.own_attacks.items()}
         own = {"own_attacks": kinds} if kinds else {}
         return {name: getattr(self, name) for name in plain} | own | {"cells": cells}
@@ -357,6 +359,7 @@ def _plan(
         },
         exhaustive=evaluation.exhaustive,
         doublings=evaluation.most_doublings,
+        doubling_cost=evaluation.most_doubling_cost,
         own_attacks=own,
         n=n,
         batch_size=evaluation.batch_size,

@@ -32,8 +32,7 @@ def attack_model(
     # The search runs on a faster copy; what it made is scored on the model itself, as always.
     is_plain = subject.model is subject.static and not joint
     model = fuse_batch_norm(subject.model, inputs) if is_plain else subject.model
-    if "targets" in options:
-        options["targets"] = _limit_targets(subject, inputs, options["targets"])
+    options = _limit_targets(subject, inputs, options)
     return attack(model, inputs, labels, mask=mask, joint=joint, **options)
 
 
@@ -44,18 +43,15 @@ def attack_static(
     if subject.static is None:
         raise ValueError(f"expected a static model to attack, got none: {NO_STATIC}")
     static = fuse_batch_norm(subject.static, inputs)
-    if "targets" in options:
-        options["targets"] = _limit_targets(subject, inputs, options["targets"])
     model = AnyDefense(subject.model, subject.independent)
-    return attack(model, static, inputs, labels, **options)
+    return attack(model, static, inputs, labels, **_limit_targets(subject, inputs, options))
 
 
 def attack_defense(
     run: Callable[..., AttackResult], subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
 ) -> AttackResult:
-    if "targets" in options:
-        options["targets"] = _limit_targets(subject, inputs, options["targets"])
-    return run(AnyDefense(subject.defense, subject.independent), inputs, labels, **options)
+    defense = AnyDefense(subject.defense, subject.independent)
+    return run(defense, inputs, labels, **_limit_targets(subject, inputs, options))
 
 
 def attack_view(
@@ -69,8 +65,8 @@ def attack_view(
 ) -> AttackResult:
     """Attack through a view: increase the cross-entropy or, with `targets`, the targeted DLR loss."""
     if targets:
-        targets = _limit_targets(subject, inputs, targets)
-        options["attack"] = partial(apgd_targeted, targets=targets, order="distance")
+        limited = _limit_targets(subject, inputs, {"targets": targets})
+        options["attack"] = partial(apgd_targeted, order="distance", **limited)
     return attack_defense(attack, subject, inputs, labels, **options)
 
 
@@ -102,9 +98,11 @@ def count_share(updates: int | None, share: float) -> int:
     return max(int(share * (updates or 0)), 1)
 
 
-def _limit_targets(subject: Subject, inputs: Tensor, targets: int) -> int:
-    """Return the number of targets, or of the other classes if there are fewer."""
-    return min(targets, subject.count_classes(inputs) - 1)
+def _limit_targets(subject: Subject, inputs: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with at most as many `targets` as there are other classes."""
+    if "targets" not in options:
+        return options
+    return options | {"targets": min(options["targets"], subject.count_classes(inputs) - 1)}
 
 
 def mix(

@@ -196,7 +196,14 @@ class Evaluation(Declared):
         description="After the suite, double the budget of attacks that still gain, until this changes "
         "the worst case by less than half a point (default: only with the suite full).",
     )
-    doublings: int = Field(2, description="Largest number of doublings with --converge.", ge=1)
+    doublings: int = Field(3, description="Largest number of doublings with --converge.", ge=1)
+    doubling_cost: Number | None = Field(
+        None,
+        description="Largest cost of all doublings, as a multiple of the suite's (default: 1 with the "
+        "suite full, else no limit).",
+        gt=0,
+        allow_inf_nan=False,
+    )
     exhaustive: bool = Field(False, description="Attack also inputs that an earlier attack has broken.")
     battle: bool = Field(True, description="Also record an attack step by step, for the report.")
     seed: int = Field(0, description="Seed of the batches and of every attack.", ge=0)
@@ -238,6 +245,11 @@ class Evaluation(Declared):
         return self.doublings if (self._is_full if self.converge is None else self.converge) else 0
 
     @property
+    def most_doubling_cost(self) -> float | None:
+        """Return the largest cost of all doublings, as a multiple of the suite's; None is no limit."""
+        return 1.0 if self.doubling_cost is None and self._is_full else self.doubling_cost
+
+    @property
     def _is_full(self) -> bool:
         return "full" in (self.attacks or (self.suite,))
 
@@ -269,7 +281,8 @@ class Evaluation(Declared):
     def to_json(self) -> dict[str, Any]:
         """Return plain values, by which a run is found again, without settings that have no effect."""
         without = {name: not getattr(self, name) for name in ("own", "adaptive", "own_attacks")}
-        without |= {"converge": self.converge is None, "doublings": not self.most_doublings}
+        without |= {"converge": self.converge is None}
+        without |= dict.fromkeys(("doublings", "doubling_cost"), not self.most_doublings)
         return self.model_dump(mode="json", exclude={name for name, idle in without.items() if idle})
 
 

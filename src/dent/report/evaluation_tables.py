@@ -163,9 +163,9 @@ def _convergence_table(results: Results) -> Table:
             if found.change is None
             else replace(count_value(found.change), details=(f"{change} %",)),
             "one attack alone": Value(alone, found.alone_percent, details=by),
-        }
+        } | ({"too costly": Value(", ".join(found.skipped))} if found.skipped else {})
 
-    doublings = sum(cell.convergence.doublings for cell in results.cells if cell.convergence)
+    known = [cell.convergence for cell in results.cells if cell.convergence]
     notes = [
         Note("the last doubling of the budgets changed the worst case by less than half a percentage "
              "point, or nothing stands. Else more budget may lower it.", "converged"),
@@ -174,7 +174,12 @@ def _convergence_table(results: Results) -> Table:
              "what the worst case would gain without this attack. It is not known where broken points "
              "leave.", "one attack alone"),
     ]  # fmt: skip
-    if not doublings:
+    if any(one.skipped for one in known):
+        notes.append(
+            Note("attacks that still gained, but whose doubled budgets cost more than the run allows; "
+                 "--doubling-cost allows more.", "too costly")
+        )  # fmt: skip
+    if not any(one.doublings for one in known):
         notes.append(Note("No budget was doubled; --converge does it."))
     title = "Convergence of the worst case"
     return _make_table(title, results, make_row, notes, lambda cell: cell.convergence is not None)
