@@ -52,7 +52,7 @@ DEFENSES = ("dent+", "dent:steps=10", "dent+solo", "anti-adversary")
 DIRECT = ("apgd-ce", "apgd-t:order=distance,targets=3")
 LEFT_OUT = ("gmsa-avg", "trajectory", "lazy (targeted):targets=3")  # of the suites, by this table
 ATTACKS = (*DIRECT, *(name for name in ADAPTIVE if find_attack(name).kind == "adaptive"), *LEFT_OUT)
-# Attacks that suites had before version 2026.1; `add` shows what the others add to these.
+# Attacks of suites before they had a version; a second table shows what the others add to these.
 EARLIER = (
     "apgd-ce", "apgd-t:order=distance,targets=3", "denying updates", "high confidence", "fpa",
     "gmsa-avg", "gmsa-min", "unrolled", "averaged", "short", "lazy",
