@@ -92,7 +92,24 @@ FINDING = {
 
 def battle(*, seed: int = 0, steps: int = 10, eps: float = 8 / 255, images: int = 4, sigma: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """An attack on shipped images that pushes the static model from the truth, the defended one less."""
+    """Two attacks on shipped images: a shared one that fools both models, and a direct one."""
+    shared, direct = (
+        _recording(name, seed + number, steps, eps, images, sigma)
+        for number, name in enumerate(("denying updates", "apgd-ce"))
+    )
+    for image in shared["images"]:
+        for frame in image["defended"]["frames"]:
+            for key in ("delta", "scale", "size"):
+                del frame[key]
+        last = {side: image[side]["frames"][-1]["probabilities"] for side in ("static", "defended")}
+        image["static"]["answers"] = image["defended"]["answers"] = last
+    return {"recordings": [shared | {"shared": True}, direct | {"shared": False}]}
+
+
+def _recording(
+    attack: str, seed: int, steps: int, eps: float, images: int, sigma: bool
+) -> dict[str, Any]:
+    """An attack that pushes the static model from the truth, the defended one less."""
     inputs, labels = dent.load_data("cifar10", n=8)
     random = np.random.default_rng(seed)
     made = []
@@ -110,7 +127,8 @@ def battle(*, seed: int = 0, steps: int = 10, eps: float = 8 / 255, images: int 
             }
             | sides
         )
-    about = {"attack": "apgd-ce", "steps": steps, "eps": eps, "norm": "linf", "batch": 32}
+    about = {"attack": attack, "steps": steps, "eps": eps, "norm": "linf", "batch": 32}
+    about |= {"right": {"static": 3, "defended": 9}}
     return about | {"classes": CLASSES, "size": [32, 32], "channels": 3, "images": made}
 
 

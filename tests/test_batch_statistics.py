@@ -119,7 +119,7 @@ def test_pairs_without_p_are_no_part_of_the_correction() -> None:
 def test_few_batches_have_no_interval_and_no_p(batches: int) -> None:
     few, pair = score([5] * batches, [8] * batches), paired([1] * batches, [3] * batches)
     why = (
-        f"points of one batch are not independent: intervals and p need 5 batches or more, got {batches}"
+        f"images of one batch are not independent: intervals and p need 5 batches or more, got {batches}"
     )
     assert (few.interval, few.why_no_interval) == (None, why)
     assert (pair.interval, pair.p, pair.why_no_p) == (None, None, why)

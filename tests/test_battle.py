@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 import dent
 from dent.defense import defend
-from dent.evaluation.battle import KINDS, adapt_and_predict, choose_telling, pool_images, record_battle
+from dent.evaluation.battle import (
+    KINDS,
+    RECORDED,
+    adapt_and_predict,
+    choose_telling,
+    list_recordable,
+    list_recordings,
+    pool_images,
+    record_battle,
+)
 from dent.evaluation.defenses import Subject
 
 DEFENSES = [
@@ -39,12 +48,27 @@ def subject_of(net: nn.Module, defense: str) -> Subject:
 
 
 def battle(
-    defense: str = "dent:steps=2", norm: str = "linf", seed: int = 0, **settings: Any
+    defense: str = "dent:steps=2",
+    norm: str = "linf",
+    seed: int = 0,
+    attack: str = "apgd-ce",
+    **settings: Any,
 ) -> tuple[Subject, Tensor, Tensor, dict[str, Any]]:
+    """A recording of one attack, with what was attacked."""
     net = tiny()
     subject, (inputs, labels) = subject_of(net, defense), labeled(net, 6)
     asked_for: dict[str, Any] = {"eps": EPS.get(norm, 0.1), "norm": norm, "steps": STEPS, "seed": seed}
-    return subject, inputs, labels, record_battle(subject, inputs, labels, **asked_for | settings)
+    return subject, inputs, labels, record(subject, inputs, labels, attack, **asked_for | settings)
+
+
+def record(
+    subject: Subject, inputs: Tensor, labels: Tensor, attack: str = "apgd-ce", **settings: Any
+) -> dict[str, Any]:
+    """The recording of one attack."""
+    (found,) = record_battle(subject, inputs, labels, attacks=[attack], **settings)["recordings"]
+    assert found["attack"] == attack
+    recording: dict[str, Any] = found
+    return recording
 
 
 def asked(model: nn.Module, inputs: Tensor, labels: Tensor, norm: str = "linf") -> list[Tensor]:
@@ -231,6 +255,145 @@ def test_each_batch_is_adapted_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count == STEPS + 4
 
 
+# Attacks that are not made on the defended model itself
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("defense", ["dent:steps=2", "dent+:steps=2", INDEPENDENT, "norm"])
+def test_transfer_asks_both_models_what_the_static_model_was_asked(defense: str, norm: str) -> None:
+    subject, inputs, labels, found = battle(defense, norm, attack="denying updates")
+    own = battle(defense, norm)[-1]
+    batches = asked(models_of(subject)["static"], inputs, labels, norm)
+    assert found["shared"]
+    assert found["steps"] == STEPS
+    for number, batch in enumerate(batches):
+        for side, model in models_of(subject).items():
+            with torch.no_grad():
+                logits = model(batch)
+            for image in found["images"]:
+                frame = image[side]["frames"][number]
+                expected = logits.softmax(1)[image["point"]].tolist()
+                assert frame["probabilities"] == pytest.approx(expected, abs=6e-5)
+                assert ("delta" in frame) == (side == "static")  # stored once
+    deltas = {image["point"]: image["static"]["frames"] for image in own["images"]}
+    for image in found["images"]:
+        assert image["static"]["frames"] == deltas.get(image["point"], image["static"]["frames"])
+        last = {side: image[side]["frames"][-1]["probabilities"] for side in models_of(subject)}
+        assert image["static"]["answers"] == image["defended"]["answers"] == last
+
+
+@pytest.mark.parametrize(("norm", "steps"), [("linf", 4), ("linf", 5), ("linf", 1), ("l2", 4)])
+def test_fpa_asks_both_models_what_the_adapted_models_were_asked(
+    norm: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round has a start of its own; the steps of all rounds follow one another."""
+    calls: list[tuple[str, Tensor]] = []
+    adapt, predict = dent.Dent.adapt, dent.Dent.predict
+
+    def adapting(of: dent.Dent, points: Tensor, **options: Any) -> dent.State:
+        calls.append(("adapt", points.detach().clone()))
+        return adapt(of, points, **options)
+
+    def predicting(of: dent.Dent, points: Tensor, state: dent.State) -> Tensor:
+        if points.requires_grad:
+            calls.append(("climb", points.detach().clone()))
+        return predict(of, points, state)
+
+    net = tiny()
+    subject, (inputs, labels) = subject_of(net, "dent:steps=2"), labeled(net, 6)
+    rounds = min(2, steps)
+    budget: dict[str, Any] = {"eps": EPS[norm], "norm": norm, "seed": 0}
+    with monkeypatch.context() as watching:
+        watching.setattr(dent.Dent, "adapt", adapting)
+        watching.setattr(dent.Dent, "predict", predicting)
+        dent.attacks.adaptive.fpa(
+            subject.defense, inputs, labels, rounds=rounds, steps=steps // rounds, loss="ce", **budget
+        )
+    climbed = [points for name, points in calls if name == "climb"]
+    length = steps // rounds + 1
+    batches = [inputs] + [one for place, one in enumerate(climbed) if place % length]
+    found = record(subject, inputs, labels, "fpa", steps=steps, **budget)
+    assert found["steps"] == len(batches) - 1 == rounds * (steps // rounds)
+    for number, batch in enumerate(batches):
+        for side, model in models_of(subject).items():
+            with torch.no_grad():
+                logits = model(batch)
+            for image in found["images"]:
+                place = image["point"]
+                frame = image[side]["frames"][number]
+                assert frame["probabilities"] == pytest.approx(
+                    logits.softmax(1)[place].tolist(), abs=6e-5
+                )
+                shown = image["static"]["frames"][number]
+                quantum = shown["scale"] * (0.5 / 127 + ROUNDING)
+                delta = (batch - inputs)[place]
+                assert torch.allclose(delta_of(shown, found), delta, rtol=0, atol=quantum + 1e-9)
+
+
+class Masked(nn.Module):
+    """The net itself, but without a gradient: the direct attack stays at its start."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.net(x.detach()) + 0 * x.sum()
+        return answer
+
+
+def test_the_attack_that_breaks_most_comes_first_and_chooses_the_images() -> None:
+    net = tiny()
+    masked, (inputs, labels) = Masked(net), labeled(net, 16, wrong=3)
+    subject = Subject(masked, net, masked, independent=True)
+    settings: dict[str, Any] = {"eps": 0.004, "norm": "linf", "steps": STEPS, "seed": 0}
+    attacks = ("apgd-ce", "denying updates")
+    made = record_battle(subject, inputs, labels, attacks=attacks, **settings, images=16)["recordings"]
+    assert [one["attack"] for one in made] == ["denying updates", "apgd-ce"]
+    transferred, direct = (one["right"]["defended"] for one in made)
+    assert transferred == made[0]["right"]["static"] < direct
+    for one in made:
+        last = {image["point"]: image["defended"]["frames"][-1] for image in one["images"]}
+        right = [int(np.argmax(last[place]["probabilities"])) == labels[place] for place in range(16)]
+        assert one["right"]["defended"] == sum(right)
+        alone = record(subject, inputs, labels, one["attack"], **settings, images=16)
+        assert {image["point"]: image for image in alone["images"]} == {
+            image["point"]: image for image in one["images"]
+        }
+    strongest = [image["point"] for image in made[0]["images"]]
+    few = record_battle(subject, inputs, labels, attacks=attacks, **settings)["recordings"]
+    assert [[image["point"] for image in one["images"]] for one in few] == [strongest[:4]] * 2
+
+
+def test_of_equally_strong_attacks_the_direct_one_comes_last() -> None:
+    net = tiny()
+    subject, (inputs, labels) = subject_of(net, "dent:steps=2"), labeled(net, 4)
+    found = record_battle(subject, inputs, labels, eps=0.0, norm="linf", steps=2, seed=0)["recordings"]
+    assert [one["attack"] for one in found] == ["denying updates", "fpa", "apgd-ce"]
+
+
+@pytest.mark.parametrize(
+    ("defense", "lacks", "expected"),
+    [
+        ("dent:steps=2", {}, RECORDED),
+        ("dent:steps=2", {"unrolled": "no"}, RECORDED),
+        ("dent:steps=2", {"steps": "no"}, ("denying updates", "apgd-ce")),
+        ("norm", {}, ("denying updates", "apgd-ce")),
+    ],
+)
+def test_the_fixed_point_needs_updates_and_steps(
+    defense: str, lacks: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    assert tuple(list_recordable(subject_of(tiny(), defense), lacks)) == expected
+
+
+def test_recordings_without_images_are_not_shown() -> None:
+    *_, found = battle()
+    empty = found | {"images": []}
+    assert list_recordings({"recordings": [empty, found]}) == [found]
+    assert list_recordings(None) == list_recordings({}) == []
+
+
 # Seeds, models, JSON
 
 
@@ -257,7 +420,7 @@ def test_models_that_draw_are_seeded_too() -> None:
     for drawn in (1, 2):  # whatever was drawn before
         torch.manual_seed(drawn)
         before = torch.random.get_rng_state()
-        found.append(record_battle(subject, inputs, labels, eps=0.03, norm="linf", steps=2, seed=5))
+        found.append(record(subject, inputs, labels, eps=0.03, norm="linf", steps=2, seed=5))
         assert torch.equal(torch.random.get_rng_state(), before)
     assert found[0] == found[1]
 
@@ -266,7 +429,7 @@ def test_models_are_not_changed() -> None:
     net = tiny()
     subject, (inputs, labels) = subject_of(net, "dent-nominal:steps=2"), labeled(net, 4)
     before, batch = {name: value.clone() for name, value in net.state_dict().items()}, inputs.clone()
-    record_battle(subject, inputs, labels, eps=0.03, norm="linf", steps=2, seed=0)
+    record(subject, inputs, labels, eps=0.03, norm="linf", steps=2, seed=0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not any(part.training for part in net.modules())
     assert all(value.requires_grad and value.grad is None for value in net.parameters())
@@ -305,7 +468,7 @@ def test_the_shown_are_chosen_by_their_last_frames() -> None:
     net = tiny()
     subject, (inputs, labels) = subject_of(net, "dent:steps=3,lr=0.05"), labeled(net, 16, wrong=3)
     settings: dict[str, Any] = {"eps": 0.02, "norm": "linf", "steps": STEPS, "seed": 0}
-    found = record_battle(subject, inputs, labels, **settings, images=16)
+    found = record(subject, inputs, labels, **settings, images=16)
     stands, natural = {}, {}
     for image in found["images"]:
         ends = [image[side]["frames"][end] for end in (0, -1) for side in ("static", "defended")]
@@ -321,7 +484,7 @@ def test_the_shown_are_chosen_by_their_last_frames() -> None:
         16,
     )
     assert list(stands) == expected
-    few = record_battle(subject, inputs, labels, **settings)
+    few = record(subject, inputs, labels, **settings)
     assert [image["point"] for image in few["images"]] == expected[:4]
     assert few["images"] == found["images"][:4]
 
@@ -345,7 +508,7 @@ def test_large_images_are_shown_smaller_but_measured_as_they_are() -> None:
     net, eps = tiny(), 0.02
     inputs = torch.rand(3, 3, 130, 70, generator=torch.Generator().manual_seed(1))
     labels = net(inputs).argmax(1)
-    found = record_battle(
+    found = record(
         subject_of(net, "dent:steps=1"), inputs, labels, eps=eps, norm="linf", steps=2, seed=0
     )
     assert found["size"] == [44, 24]
@@ -361,7 +524,7 @@ def test_large_images_are_shown_smaller_but_measured_as_they_are() -> None:
 def test_gray_images() -> None:
     net = toys.normalized().eval()
     inputs, labels = (values[:5] for values in toys.features())
-    found = record_battle(
+    found = record(
         subject_of(net, "dent:steps=1"), inputs, labels, eps=toys.EPS, norm="linf", steps=2, seed=0
     )
     assert found["size"] == [4, 8]
@@ -394,7 +557,7 @@ def test_other_inputs_and_models_that_learn_are_refused() -> None:
     subject, (inputs, labels) = subject_of(net, "dent:steps=1"), labeled(net, 2)
     for wrong in (inputs[0], inputs[:0]):
         with pytest.raises(ValueError, match="expected a batch of images"):
-            record_battle(subject, wrong, labels[: len(wrong)], eps=0.1, norm="linf", seed=0)
+            record(subject, wrong, labels[: len(wrong)], eps=0.1, norm="linf", seed=0)
     net.train()
     with pytest.raises(ValueError, match=r"call model.eval\(\)"):
-        record_battle(subject, inputs, labels, eps=0.1, norm="linf", seed=0)
+        record(subject, inputs, labels, eps=0.1, norm="linf", seed=0)

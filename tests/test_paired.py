@@ -184,7 +184,7 @@ def test_one_batch_gives_no_p_and_the_tables_say_why(size: int) -> None:
     assert versus.batches == 40 // size
     assert (versus.p is None) is (size != 8)
     why = f"intervals and p need 5 batches or more, got {40 // size}"
-    says = f"no interval, no p: points of one batch are not independent: {why}."
+    says = f"no interval, no p: images of one batch are not independent: {why}."
     alone = [replace(results, cells=(cell,)) for cell in results.cells]
     pairs = [
         compare_runs(alone[0], alone[1]),
@@ -222,7 +222,7 @@ def test_runs_without_points_in_common_are_refused() -> None:
     none = replace(
         results, cells=tuple(replace(one, points={}, points_natural={}) for one in results.cells)
     )
-    with pytest.raises(ValueError, match="same points"):
+    with pytest.raises(ValueError, match="same images"):
         compare_runs(results, none)
     rows: list[ComparedCells] = compare_runs(results, results)
     assert {row.paired.difference for row in rows} == {0.0}

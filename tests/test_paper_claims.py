@@ -119,10 +119,10 @@ def test_what_is_missing_is_said() -> None:
     assert judge(claim(MORE, ALSO), refuted).verdict == FAILS  # one is enough
     assert judge(claim(MORE), {}).verdict == OPEN
     empty = judge(claim(MORE), measured(a=made(), b=made()))
-    assert evidence_lines(empty.evidence) == ["t p: a: no points; b: no points"]
+    assert evidence_lines(empty.evidence) == ["t p: a: no images; b: no images"]
     apart = measured(a=made(JudgedPoints({1: True})), b=made(JudgedPoints({2: False})))
     assert evidence_lines(judge(claim(MORE), apart).evidence) == [
-        "t p: a and b have no points in common"
+        "t p: a and b have no images in common"
     ]
 
 

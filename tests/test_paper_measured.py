@@ -112,7 +112,7 @@ GAIN = {"minus": "static"}
             WORK,
             WHOLE,
             JudgedCell(ASKED, {"direct": {99: True}}),
-            "no points in common with static",
+            "no images in common with static",
         ),
     ],
 )

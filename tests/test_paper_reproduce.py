@@ -13,6 +13,7 @@ from reproductions import key_of
 from runs import snapshot
 
 from dent.evaluation.attacks import find_attack
+from dent.evaluation.battle import list_recordings
 from dent.evaluation.suites import NATURAL
 from dent.paper.reproduce import CELLS, gather, reproduce
 from dent.paper.results import (
@@ -131,7 +132,7 @@ def test_what_is_shared_is_one_cell(ran: Ran) -> None:
 def test_the_figure_of_the_battle_has_a_battle(ran: Ran) -> None:
     battles = [one.battle for one in ran.found.cells.values() if one.battle]
     assert len(battles) == 1
-    assert battles[0]["images"]
+    assert list_recordings(battles[0])
 
 
 def test_the_file_is_all_of_it(ran: Ran) -> None:

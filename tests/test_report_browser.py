@@ -15,6 +15,7 @@ import pytest
 from battles import demo
 from browsing import NEEDS_CHROMIUM, check_theme, chromium, eventually, ground
 
+from dent.evaluation.battle import list_recordings
 from dent.evaluation.results import Results
 from dent.report.evaluation import evaluation_page
 from dent.report.html import page_html
@@ -148,14 +149,15 @@ def seen(page: Any) -> tuple[str, list[str]]:
 
 
 def test_the_battle_steps_by_slider_keys_and_buttons(opened: Open) -> None:
-    page, battle = opened(), demo().cells[1].battle
-    assert battle is not None
+    page = opened()
+    battle = list_recordings(demo().cells[2].battle)[0]  # of dent+, which the headline is about
 
     def expected(number: int, image: int = 0) -> list[str]:
         sides = (battle["images"][image][side]["frames"] for side in ("static", "defended"))
         return [f"{100 * p:.1f} %" for frames in sides for p in frames[number]["probabilities"]]
 
-    assert seen(page) == ("step 0 of 10", expected(0))
+    assert page.locator(".side.defended h3").inner_text() == "dent+"
+    assert seen(page) == ("step 10 of 10", expected(10))  # it opens at the end
     page.locator(".battle input").fill("6")
     assert seen(page) == ("step 6 of 10", expected(6))
     page.locator(".battle input").press("ArrowRight")
@@ -169,7 +171,7 @@ def test_the_battle_steps_by_slider_keys_and_buttons(opened: Open) -> None:
     page.get_by_label("One step back").click()
     assert seen(page) == ("step 5 of 10", expected(5))
     page.locator(".thumbs button").nth(2).click()
-    assert seen(page) == ("step 0 of 10", expected(0, 2))
+    assert seen(page) == ("step 10 of 10", expected(10, 2))
     assert "It does not adapt." in page.locator(".side.static").inner_text()
     assert "over 6 updates" in page.locator(".side.defended").inner_text()
 
@@ -180,6 +182,7 @@ def test_the_battle_plays_to_its_end(opened: Open) -> None:
     page.clock.pause_at(START + timedelta(minutes=1))  # time passes only where the test says so
     before = seen(page)[1]
     page.get_by_role("button", name="play", exact=True).click()
+    assert seen(page)[0] == "step 0 of 10"  # from the start: it opens at the end
     page.clock.run_for(1300)
     assert seen(page)[0] == "step 2 of 10"
     assert seen(page)[1] != before
@@ -189,7 +192,6 @@ def test_the_battle_plays_to_its_end(opened: Open) -> None:
     page.get_by_role("button", name="play", exact=True).click()
     page.clock.run_for(9000)
     assert seen(page)[0] == "step 10 of 10"
-    assert "Given this image, the defended model says" in page.locator(".side.static").inner_text()
     page.get_by_role("button", name="play", exact=True).click()  # from the start again
     page.clock.run_for(700)
     assert seen(page)[0] == "step 1 of 10"
@@ -197,12 +199,50 @@ def test_the_battle_plays_to_its_end(opened: Open) -> None:
 
 def test_another_cell_has_its_own_battle(opened: Open) -> None:
     page = opened()
-    assert page.locator(".side.defended h3").inner_text() == "dent:steps=10"
     before = seen(page)[1]
-    page.locator(".battle select").select_option(label="resnet20-nominal, dent-nominal, linf 1.5/255")
+    page.get_by_label("Model and defense").select_option(
+        label="resnet20-nominal, dent-nominal, linf 1.5/255"
+    )
     assert page.locator(".side.defended h3").inner_text() == "dent-nominal"
     assert "Sigma" in page.locator(".side.defended").inner_text()
     assert seen(page)[1] != before
+
+
+def test_another_attack_is_shown_on_the_same_image(opened: Open) -> None:
+    page = opened()
+    _, direct = list_recordings(demo().cells[2].battle)
+    choose = page.get_by_label("Attack", exact=True)
+    assert choose.locator("option").all_text_contents() == ["denying updates", "apgd-ce"]
+    assert "APGD makes on the static model" in page.locator(".battle .about").inner_text()
+    page.locator(".thumbs button").nth(1).click()
+    canvases = page.locator(".sides .frames > div:first-child canvas")
+    one, other = (pixels(canvas) for canvas in canvases.all())
+    assert (one == other).all()  # both models get the same image
+    assert "Given this image" not in page.locator(".battle").inner_text()
+    choose.select_option(label="apgd-ce")
+    assert "APGD makes on that model itself" in page.locator(".battle .about").inner_text()
+    assert page.locator(".thumbs button").nth(1).get_attribute("aria-pressed") == "true"
+    expected = [
+        f"{100 * p:.1f} %"
+        for side in ("static", "defended")
+        for p in direct["images"][1][side]["frames"][-1]["probabilities"]
+    ]
+    assert seen(page) == ("step 10 of 10", expected)
+    one, other = (pixels(canvas) for canvas in canvases.all())
+    assert (one != other).any()
+    assert "Given this image, the defended model says" in page.locator(".side.static").inner_text()
+
+
+def test_the_name_of_an_attack_leads_to_its_line(opened: Open) -> None:
+    page = opened()
+    link = page.locator("thead a", has_text="fpa").first
+    link.click()
+    target = page.locator(":target")
+    assert target.locator("dt").inner_text() == "fpa"
+    assert target.is_visible()
+    column = page.locator("th:has(> a)", has_text="fpa").first
+    column.get_by_label("Sort by fpa").click()
+    assert column.get_attribute("aria-sort") == "descending"
 
 
 def pixels(canvas: Any) -> Any:
@@ -213,9 +253,9 @@ def pixels(canvas: Any) -> Any:
 
 
 def test_images_are_natural_plus_perturbation(opened: Open) -> None:
-    page, battle = opened(), demo().cells[1].battle
-    assert battle is not None
-    image = battle["images"][0]
+    page = opened()
+    page.get_by_label("Attack", exact=True).select_option(label="apgd-ce")
+    image = list_recordings(demo().cells[2].battle)[1]["images"][0]
     natural = np.frombuffer(base64.b64decode(image["natural"]), np.uint8).reshape(32, 32, 3)
     frame = image["defended"]["frames"][1]
     whole = np.frombuffer(base64.b64decode(frame["delta"]), np.int8).reshape(32, 32, 3) / 127
@@ -277,7 +317,12 @@ def test_the_numbers_of_a_plot_open_as_a_table(opened: Open) -> None:
 def test_names_are_shown_as_text(opened: Open, tmp_path: Path) -> None:
     results = demo(model=SCRIPT)
     cells = tuple(
-        replace(one, battle=one.battle and one.battle | {"classes": [SCRIPT] * 10})
+        replace(
+            one,
+            battle={
+                "recordings": [made | {"classes": [SCRIPT] * 10} for made in list_recordings(one.battle)]
+            },
+        )
         for one in results.cells
     )
     path = tmp_path / "hostile.html"

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import example
 
+from dent.evaluation.battle import list_recordings
 from dent.evaluation.results import MissingUnit, Results
 from dent.report.blocks import (
     EMPTY,
     Battle,
     Gallery,
+    Glossary,
     Group,
     Page,
     Plot,
@@ -27,7 +29,12 @@ from dent.report.blocks import (
     Value,
     count_value,
 )
-from dent.report.evaluation import evaluation_page
+from dent.report.evaluation import (
+    evaluation_page,
+    explain_attacks,
+    results_markdown,
+    results_text,
+)
 from dent.report.evaluation_tables import result_tables
 from dent.report.html import page_html, script_json
 from dent.theme import theme
@@ -74,8 +81,8 @@ def embedded(html: str) -> dict[str, object]:
 def test_the_headline_says_what_is_claimed_and_what_stands() -> None:
     lead = evaluation_page(demo()).lead
     assert lead[0] == (
-        "dent+ (resnet20-at, linf 8/255) claims 63.3 %; at most 38.3 % stands, 3.9 points above the "
-        "static model (no p; the table says why)."
+        "dent+ (resnet20-at, linf 8/255) claims 63.3 %; at most 38.3 % stands, 3.9 percentage points "
+        "above the static model (no p; the table says why)."
     )
     assert lead[1].startswith(
         "dent-nominal (resnet20-nominal, linf 1.5/255) claims 33.6 %; at most 0.8 % stands"
@@ -117,7 +124,8 @@ def hostile(results: Results, name: str) -> Results:
         kinds = {f"{name} {key}": kind for key, kind in one.kinds.items()}
         alone = None if one.alone is None else {f"{name} {k}": count for k, count in one.alone.items()}
         finding = {"name": name, "message": name, "figures": {name: 1.0}}
-        battle = one.battle and one.battle | {"classes": [name] * 10, "attack": name, "norm": name}
+        hostile = {"classes": [name] * 10, "attack": name, "norm": name}
+        battle = {"recordings": [made | hostile for made in list_recordings(one.battle)]}
         cell = replace(one.cell, model=name + one.cell.model, defense=name + one.cell.defense)
         cells.append(
             replace(
@@ -150,7 +158,7 @@ def test_json_in_a_script_says_the_same_and_cannot_end_it(value: object) -> None
 def test_the_page_names_nothing_outside_itself() -> None:
     page = Elements(report_html(demo()))
     addresses = [attributes.get(name) for _, attributes in page.found for name in ("src", "href")]
-    inside = {f"#{attributes['id']}" for attributes in page.of("section")}
+    inside = {f"#{attributes['id']}" for _, attributes in page.found if attributes.get("id")}
     assert {one for one in addresses if one} <= inside
     policy = next(
         str(one["content"])
@@ -216,7 +224,11 @@ def test_battles_are_shown_twice_and_kept_once() -> None:
     blocks = evaluation_page(results).blocks
     assert [type(block) for block in blocks if isinstance(block, Battle | Gallery)] == [Battle, Gallery]
     html = report_html(results)
-    assert embedded(html)["battles"] == [one.battle for one in results.cells if one.battle]
+    shown = [made for one in results.cells for made in list_recordings(one.battle)]
+    kept = embedded(html)["battles"]
+    assert isinstance(kept, list)
+    assert len(kept) == len(shown) == 6
+    assert all(one in shown for one in kept)
     without = evaluation_page(demo(battles=False)).blocks
     assert not [block for block in without if isinstance(block, Battle | Gallery)]
 
@@ -224,19 +236,106 @@ def test_battles_are_shown_twice_and_kept_once() -> None:
 def test_the_gallery_says_who_is_right() -> None:
     results = demo()
     html = report_html(results)
-    battles = [one.battle for one in results.cells if one.battle]
+    strongest = [made[0] for one in results.cells if (made := list_recordings(one.battle))]
     marks = {"right": 0, "wrong": 0}
-    for battle in battles:
+    for battle in strongest:
+        assert battle["shared"]
         for image in battle["images"]:
             answers = [image[side]["frames"][0]["probabilities"] for side in ("static", "defended")]
-            answers += [
-                one for side in ("static", "defended") for one in image[side]["answers"].values()
-            ]
+            answers += image["static"]["answers"].values()
             for answer in answers:
                 marks["right" if int(np.argmax(answer)) == image["label"] else "wrong"] += 1
     assert {word: html.count(f'<li class="{word}">') for word in marks} == marks
     assert min(marks.values()) > 0
     assert any(f"{name} " in html for name in CLASSES)
+
+
+def test_the_gallery_of_a_direct_attack_has_an_image_for_each_model() -> None:
+    results = demo()
+    cells = tuple(
+        replace(one, battle={"recordings": list_recordings(one.battle)[1:]}) for one in results.cells
+    )
+    html = report_html(replace(results, cells=cells))
+    for side in ("static", "defended"):
+        assert html.count(f"<figcaption>apgd-ce on the {side} model<ul>") == 12
+    assert "<figcaption>denying updates<ul>" in report_html(results)
+
+
+def test_the_battle_opens_on_the_defense_of_the_headline_and_on_the_strongest_attack() -> None:
+    results = demo()
+    page = evaluation_page(results)
+    (battle,) = [block for block in page.blocks if isinstance(block, Battle)]
+    assert page.lead[0].startswith("dent+ (resnet20-at, linf 8/255)")
+    assert battle.records[0].name == "resnet20-at, dent+, linf 8/255"
+    assert sorted(one.defense for one in battle.records) == ["dent+", "dent-nominal", "dent:steps=10"]
+    for record in battle.records:
+        assert [one["attack"] for one in record.recordings] == ["denying updates", "apgd-ce"]
+        assert record.captions == [
+            "Both models get the images that APGD makes on the static model. 10 steps on a batch of 32 "
+            f"images; at the end, the static model is right on 3, {record.defense} on 9.",
+            "Each model gets the images that APGD makes on that model itself. 10 steps on a batch of 32 "
+            f"images; at the end, the static model is right on 3, {record.defense} on 9.",
+        ]
+    assert "Why 32 images" in str(battle.notes[1])
+
+
+def test_a_battle_of_an_older_run_is_one_recording() -> None:
+    results = demo()
+    cells = tuple(
+        replace(one, battle=made[1] | {"right": None}) if (made := list_recordings(one.battle)) else one
+        for one in results.cells
+    )
+    page = evaluation_page(replace(results, cells=cells))
+    (battle,) = [block for block in page.blocks if isinstance(block, Battle)]
+    assert [len(one.recordings) for one in battle.records] == [1, 1, 1]
+    assert battle.records[0].captions[0].endswith("10 steps on a batch of 32 images.")
+
+
+def test_names_of_attacks_link_to_a_line_that_explains_them() -> None:
+    page = Elements(report_html(demo()))
+    lines = {str(one.get("id")) for one in page.of("div") if str(one.get("id")).startswith("about-")}
+    assert lines == {"about-apgd-ce", "about-denying-updates", "about-fpa", "about-apgd"}
+    linked = {str(one["href"]) for one in page.of("a") if "#about-" in str(one.get("href"))}
+    assert linked == {f"#{one}" for one in lines - {"about-apgd"}}
+    (glossary,) = [block for block in evaluation_page(demo()).blocks if isinstance(block, Glossary)]
+    texts = {one.term: one.text for one in glossary.entries}
+    assert texts["fpa"].startswith("Fixed point: attack the model as adapted to the last attack.")
+    assert "Made for defenses that adapt" in texts["fpa"]
+
+
+def test_variants_share_the_line_of_their_attack_and_own_attacks_have_one() -> None:
+    glossary = explain_attacks(["fpa", "fpa (x2)", "mixed (10 %)", "mine"], {"fpa": "rounds=3"})
+    assert [one.term for one in glossary.entries] == ["fpa", "mixed", "mine", "APGD"]
+    assert glossary.entries[0].text.endswith("In this run: rounds=3.")
+    assert glossary.entries[2].text == "An attack of your own."
+    table = Table("T", ["defense", "fpa (x2)"], [Group([[Value("fpa"), Value("1.0", 1.0)]])])
+    page = Elements(page_html(Page("t", blocks=[table, glossary])))
+    assert [one["href"] for one in page.of("a")] == ["#about-fpa"]  # rows are defenses
+
+
+def test_what_was_not_given_is_what_was_used() -> None:
+    results = demo()
+    asked = results.about["asked"] | {"defenses": [], "attacks": [], "eps": None, "n": None}
+    asked |= {"steps": None, "queries": None, "protocol": None}
+    about = results.about | {"asked": asked, "plan": {"n": 128}, "defenses_sha256": {}}
+    results = replace(results, about=about)
+    rows = dict(row for row in Elements(report_html(results)).rows if len(row) == 2)
+    assert rows["defenses"] == "static, dent:steps=10, dent+, dent-nominal"
+    assert rows["attacks"] == "apgd-ce, denying updates, fpa"
+    assert rows["eps"] == "8/255 (resnet20-at), 1.5/255 (resnet20-nominal)"
+    assert rows["n"] == "128"
+    assert rows["steps"] == rows["queries"] == "each attack's own"
+    assert rows["protocol"] == "no"
+    assert "not given" not in report_html(results)
+    assert "not given" not in results_markdown(results)
+
+
+def test_readers_meet_images_not_points() -> None:
+    text = re.sub(r"<script.*?</script>|<style.*?</style>", "", report_html(demo()), flags=re.S)
+    text = re.sub(r'(id|href)="[^"]*"', "", text)
+    for shown in (text, results_markdown(demo()), results_text(demo())):
+        assert not re.search(r"(?<!percentage )(?<!fixed )\bpoints?\b", " ".join(shown.split()), re.I)
+        assert "images" in shown
 
 
 def test_tables_sort_by_numbers_and_leave_out_what_is_none() -> None:

@@ -20,7 +20,7 @@ from dent.report.blocks import Battle, Page, Plot, Table, Text
 from dent.report.claims import summarize_claims
 from dent.report.format import NOTHING, format_number
 from dent.report.html import page_html
-from dent.report.paper import paper_markdown, paper_page
+from dent.report.paper import paper_markdown, paper_page, title_table
 from dent.report.write import paper_spec, write_page, write_paper
 
 TABLES = tables()
@@ -45,7 +45,8 @@ def test_any_becomes_a_page(name: str, tmp_path: Path) -> None:
     assert html == page_html(paper_page(found))
     text = re.sub(r"<script.*?</script>", "", html, flags=re.S)
     assert not re.search(r"\b(nan|None)\b", text)
-    assert len(re.findall("<h2>", text)) == len(set(re.findall('<section id="([^"]+)"><h2>', text)))
+    places = re.findall('<(?:section|details class="chapter") id="([^"]+)">(?:<summary>)?<h2>', text)
+    assert len(re.findall("<h2>", text)) == len(set(places)) > 1
 
 
 def test_hostile_texts_are_shown_as_text() -> None:
@@ -87,8 +88,28 @@ def test_the_summary_counts_the_claims(full: Reproduction, page: Page) -> None:
     assert list(page.lead[:2]) == summarize_claims(judgments)
 
 
-def test_claims_come_first_with_a_word_and_a_color(page: Page, full: Reproduction) -> None:
-    table = page.blocks[0]
+def test_the_page_opens_on_an_overview_that_links_to_every_chapter(
+    page: Page, full: Reproduction
+) -> None:
+    overview = page.blocks[0]
+    assert isinstance(overview, Table)
+    chapters = [block.title for block in page.blocks[1:] if block.level == 2]
+    rows = {row[0].text: row for row in overview.groups[0].rows}
+    assert list(rows) == chapters
+    for table in full.list_begun():
+        numbers = full.by_reference(table).values()
+        assert rows[title_table(table)][2].number == sum(one.ours is not None for one in numbers)
+    elements = Elements(page_html(page))
+    folded = [one for one in elements.of("details") if one.get("class") == "chapter"]
+    assert len(folded) == len(chapters)
+    assert not any("open" in one for one in folded)
+    names = [f"#{one['id']}" for one in folded]
+    assert [one["href"] for one in elements.of("a") if one["href"] in names] == names * 2  # and contents
+
+
+def test_claims_come_next_with_a_word_and_a_color(page: Page, full: Reproduction) -> None:
+    first = next(place for place, one in enumerate(page.blocks[1:], 1) if isinstance(one, Table))
+    table = page.blocks[first]
     assert isinstance(table, Table)
     for row, one in zip(table.groups[0].rows, judge_claims(full), strict=True):
         assert row[0].text == one.claim.text
@@ -97,7 +118,7 @@ def test_claims_come_first_with_a_word_and_a_color(page: Page, full: Reproductio
         ]  # fmt: skip
         for value in row[1:]:
             assert value.tone == {"holds": "good", "does not hold": "bad"}.get(value.text, "")
-    behind = page.blocks[1]
+    behind = page.blocks[first + 1]
     assert isinstance(behind, Text)
     assert len(behind.items) == len(judge_claims(full))
 
@@ -211,6 +232,18 @@ def test_the_page_in_a_browser(full: Reproduction, tmp_path: Path) -> None:
         shown.on("pageerror", lambda error: wrong.append(str(error)))
         shown.on("request", lambda request: asked.append(request.url))
         shown.goto(path.as_uri())
+        assert shown.evaluate("document.documentElement.scrollHeight") < 5000  # folded
+        assert not shown.locator(".battle").is_visible()
+        chapter = shown.locator("details.chapter").nth(2)
+        title = chapter.locator("summary h2").inner_text()
+        shown.locator("table a", has_text=title).first.click()
+        assert chapter.locator("table").first.is_visible()
+        eventually(
+            shown, "Math.abs(document.querySelector('.chapter[open]').getBoundingClientRect().top) < 300"
+        )
+        shown.locator("details.chapter").evaluate_all(
+            "all => all.forEach((one) => { one.open = true; })"
+        )
         eventually(
             shown, "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
         )
@@ -226,7 +259,7 @@ def test_the_page_in_a_browser(full: Reproduction, tmp_path: Path) -> None:
             names = {value["series"] for value in plot.spec["data"]["values"]}
             assert set(box.locator(".role-legend-label text").all_text_contents()) == names
 
-        table = shown.locator("table").first
+        table = shown.locator("details.chapter table").first
         head = table.locator("thead th").nth(1)
         head.locator("button").click()
         assert head.get_attribute("aria-sort") == "ascending"

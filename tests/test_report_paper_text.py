@@ -139,7 +139,7 @@ def test_notes_say_what_the_numbers_are_of(full: Reproduction) -> None:
         "on CIFAR-10 instead of CIFAR-100, stands in for madry-26-4-cifar100" in note for note in said
     )
     assert "n = 128, in 1 batch." in said
-    assert any(note.startswith("No interval: points of one batch are not independent") for note in said)
+    assert any(note.startswith("No interval: images of one batch are not independent") for note in said)
     assert "Attacks: apgd-ce:steps=10." in said
     assert any(note.startswith("For the worst case also: denying updates") for note in said)
     assert not any("Missing" in note or "Incomplete" in note for note in said)
@@ -170,7 +170,7 @@ def test_an_empty_one_says_so() -> None:
     made = paper_page(found)
     assert made.lead[0] == "Nothing can be told about the paper's claims yet."
     assert not [block for block in made.blocks if isinstance(block, Plot | Battle | Gallery)]
-    assert len([block for block in made.blocks if isinstance(block, Table)]) == 1  # the claims
+    assert len([block for block in made.blocks if isinstance(block, Table)]) == 2  # overview, claims
     assert made.alerts == ()
     assert {row["here"] for row in table_rows(found)} == {0}
 

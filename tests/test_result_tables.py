@@ -125,7 +125,7 @@ def test_attacks_are_in_the_order_of_the_cell_that_has_most() -> None:
 
 def test_what_one_attack_alone_breaks_is_a_share() -> None:
     results = example()
-    lines = part(results, "Points that one attack alone breaks, in %")
+    lines = part(results, "Images that one attack alone breaks, in %")
     alone = results.cells[1].alone
     assert alone is not None
     assert fields(lines[3]) == ["dent:steps=10", *(f"{count / 2:.1f}" for count in alone.values())]
@@ -134,7 +134,7 @@ def test_what_one_attack_alone_breaks_is_a_share() -> None:
 
 def test_scenarios_have_their_own_n() -> None:
     lines = part(example(), "Accuracy in % in other batches")
-    assert lines[-1] == "Each accuracy is on points of its own, and is no part of the worst case."
+    assert lines[-1] == "Each accuracy is on images of its own, and is no part of the worst case."
     assert "  dent+          56.2 (n = 80, 5 batches)" in lines
     assert "net-a, linf 8/255" in lines  # without the n of the others
 

@@ -82,10 +82,10 @@ def explain_few_batches(independent: bool, batches: int | None) -> str | None:
     batches: how many hold these points; None if it is not known.
 
     >>> explain_few_batches(False, 1)
-    'points of one batch are not independent: intervals and p need 5 batches or more, got 1'
+    'images of one batch are not independent: intervals and p need 5 batches or more, got 1'
     """
     if independent or (batches or 0) >= LEAST_BATCHES:
         return None
     got = "an unknown number" if batches is None else batches
     needed = f"intervals and p need {LEAST_BATCHES} batches or more, got {got}"
-    return f"points of one batch are not independent: {needed}"
+    return f"images of one batch are not independent: {needed}"

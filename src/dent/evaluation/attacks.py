@@ -338,7 +338,7 @@ ATTACKS: dict[str, Attack] = {
         ),
         _adaptive(
             "chained", partial(attack_static, adaptive.chained), CHAIN, _chain,
-            "the static model, then lazy, then fpa, each from the last one's points",
+            "the static model, then lazy, then fpa, each from the last one's images",
             needs=("static", "adapt"),
         ),
         _adaptive(

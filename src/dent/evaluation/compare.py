@@ -117,7 +117,7 @@ def compare_runs(first: Results, second: Results) -> list[ComparedCells]:
     if not rows:
         raise ValueError(
             "expected runs with a cell in common (model, defense, eps, norm), judged on some of the "
-            f"same points; got {_list_cells(first)} in the first and {_list_cells(second)} in the second"
+            f"same images; got {_list_cells(first)} in the first and {_list_cells(second)} in the second"
         )
     corrected = correct_pairs([row.paired for row in rows])
     return [replace(row, paired=pair) for row, pair in zip(rows, corrected, strict=True)]

@@ -22,7 +22,7 @@ from dent.attacks.findings import count_backward_passes, inspect_model
 from dent.attacks.norms import find_largest
 from dent.defense import Dent
 from dent.evaluation.attacks import ATTACKS, Attack
-from dent.evaluation.battle import record_battle
+from dent.evaluation.battle import list_recordable, record_battle
 from dent.evaluation.behavior import FreshCopies, ask, preserve_rng
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.defenses import Subject
@@ -216,9 +216,11 @@ def _record_battle(
 ) -> Outcome:
     names = sources.dataset().classes
     count = subject.count_classes(inputs[:FEW])
+    lacks = subject.list_lacks(inputs[:2])
     battle = record_battle(
         subject, inputs[:FEW], labels[:FEW], eps=unit.cell.eps, norm=unit.cell.norm,
         seed=unit.seed(sources.evaluation.seed), steps=BATTLE_STEPS, points=indices[:FEW].tolist(),
+        attacks=list_recordable(subject, lacks),
         classes=names if len(names) == count else None,  # images may have fewer than the model knows
     )  # fmt: skip
     return Outcome(battle=battle)

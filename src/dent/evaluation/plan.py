@@ -35,7 +35,7 @@ from dent.testing import refuse_broken_promises
 
 WHOLE = -1  # the batch of a unit that takes all points at once
 FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
-BATTLE_STEPS = 10  # steps of the attack that `BATTLE` records
+BATTLE_STEPS = 10  # steps of each attack that `BATTLE` records
 ANSWERS_ABOUT = 16  # number of answers that `ABOUT` asks of the model
 
 
@@ -64,7 +64,7 @@ class Unit:
         return int.from_bytes(digest[:4], "big")  # every generator takes 32 bits
 
     def __str__(self) -> str:
-        batch = "all points" if self.batch == WHOLE else f"batch {self.batch}"
+        batch = "all images" if self.batch == WHOLE else f"batch {self.batch}"
         return f"{self.cell}, {self.attack}, {batch}"
 
 
@@ -173,7 +173,9 @@ class Plan:
         if unit.attack == ABOUT:
             return min(size, FEW) * ANSWERS_ABOUT * cost.answer
         if unit.attack == BATTLE:
-            return min(size, FEW) * (BATTLE_STEPS + ANSWERS_ABOUT / 4) * cost.gradient
+            # The direct attack; then both others ask again what they asked, and the static model too.
+            direct, others = (BATTLE_STEPS + 3) * cost.gradient, 2 * (BATTLE_STEPS + 3) * cost.answer
+            return min(size, FEW) * (direct + others + 8 * BATTLE_STEPS)
         names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
         options = self.options(unit)
         return size * sum(

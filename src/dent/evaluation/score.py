@@ -146,7 +146,7 @@ def _find_gain(tally: Tally, gained: Bits, where: Bits) -> Finding | None:
         return None
     return Finding(
         "adaptive is stronger",
-        "attacks made for adaptation break points that no attack on the defended model breaks: its "
+        "attacks made for adaptation break images that no attack on the defended model breaks: its "
         "own gradient misleads; the accuracy without them claims too much",
         {"inputs": float(count)},
     )

@@ -194,7 +194,7 @@ class Evaluation(Declared):
     converge: bool | None = Field(
         None,
         description="After the suite, double the budget of attacks that still gain, until this changes "
-        "the worst case by less than half a point (default: only with the suite full).",
+        "the worst case by less than half a percentage point (default: only with the suite full).",
     )
     doublings: int = Field(3, description="Largest number of doublings with --converge.", ge=1)
     doubling_cost: Number | None = Field(

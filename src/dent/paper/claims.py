@@ -249,7 +249,7 @@ def _pick_figure(claim: Claim, measured: Measurement | None, *, worst: bool) -> 
     if measured.value is not None:
         return float(measured.value)
     judged = (worst and measured.worst_judged) or measured.judged
-    return judged if judged and judged.points else "no points"
+    return judged if judged and judged.points else "no images"
 
 
 def _weigh_all(

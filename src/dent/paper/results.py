@@ -232,7 +232,7 @@ def measure(
             return Measurement(number, work, missing=_explain_missing(other))
         gain = pair_points(other.judge(before), judged)
         if not gain.n:
-            return Measurement(number, work, missing=f"no points in common with {ask.minus}")
+            return Measurement(number, work, missing=f"no images in common with {ask.minus}")
         value, interval = gain.difference, gain.interval
         return Measurement(number, work, value=value, value_interval=interval, judged=judged)
     worst = cell.points("worst") if _has_worst_case(ask) else None

@@ -166,7 +166,7 @@ def weigh(condition: Condition, figures: Sequence[Figure | str], slack: float = 
     share = condition.bound if condition.kind in SHARES else 1.0
     difference = subtract(first, last, share)
     if difference.n == 0:
-        return Evidence(condition, OPEN, values, reason="have no points in common")
+        return Evidence(condition, OPEN, values, reason="have no images in common")
     if condition.kind in SERIES:
         return _weigh_series(condition, known, values, slack)
     verdict = difference.judge(condition.kind, condition.bound)

@@ -136,10 +136,14 @@ class Plot:
 
 @dataclass(frozen=True)
 class Record:
-    """An attack recorded step by step, as `CellResult.battle` holds it, and the name of its cell."""
+    """The attacks on a cell that were recorded step by step: see `list_recordings`.
+
+    captions: what each of them is. The page opens on the first.
+    """
 
     name: str
-    battle: Mapping[str, Any]
+    recordings: Sequence[Mapping[str, Any]]
+    captions: Sequence[str]
     defense: str = "defended"
 
 
@@ -174,7 +178,16 @@ class Text:
     level: int = 2
 
 
-Block = Table | Plot | Gallery | Battle | Text
+@dataclass(frozen=True)
+class Glossary:
+    """Names with a line on each, to which every table of the page links."""
+
+    title: str
+    entries: Sequence[Note]
+    level: int = 2
+
+
+Block = Table | Plot | Gallery | Battle | Text | Glossary
 
 
 @dataclass(frozen=True)
@@ -182,6 +195,8 @@ class Page:
     """A report. The first sentence of the lead is the one to remember.
 
     alerts: what is wrong or missing; they stand above everything.
+    is_folded: each chapter but the first is closed until one clicks it or a link to it. The first is
+        an overview, with links from titles of chapters.
     """
 
     title: str
@@ -189,3 +204,4 @@ class Page:
     facts: Sequence[tuple[str, str]] = ()
     blocks: Sequence[Block] = ()
     alerts: Sequence[Text] = ()
+    is_folded: bool = False

@@ -16,11 +16,11 @@ from dent.report.blocks import EMPTY, Group, Note, Table, Tone, Value
 from dent.report.format import format_n, format_percent, format_points
 
 CLAIM_NOTES = (
-    Note("by the 95 % interval of the difference, on the same points.", "here"),
+    Note("by the 95 % interval of the difference, on the same images.", "here"),
     Note("the same with attacks made for adaptation, which the paper did not run.", "worst case"),
     Note("by the paper's own numbers, as it prints them.", "published"),
     Note(
-        f"this n is too small, a number is missing, or points that depend on their batch are in fewer "
+        f"this n is too small, a number is missing, or images that depend on their batch are in fewer "
         f"than {LEAST_BATCHES} batches.",
         "cannot be told",
     ),

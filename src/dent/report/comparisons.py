@@ -24,7 +24,7 @@ def comparison_table(rows: Sequence[ComparedCells]) -> Table:
         groups.setdefault((row.first, row.second), []).append([*line, batches])
     pairs = [row.paired for row in rows]
     return Table(
-        "Accuracy in %: the second run beside the first, on the same points",
+        "Accuracy in %: the second run beside the first, on the same images",
         ("accuracy", "first", "second", "difference", "p", "corrected p", "n", "batches"),
         [
             Group(lines, {"model": first.model, "defense": _name_defenses(first, second),
@@ -94,7 +94,7 @@ def list_tests(pairs: Iterable[Paired | None]) -> list[Note]:
     batches = "by flipping the signs of the differences of whole batches in all ways"
     tests = [batches] * any(not pair.independent for pair in known)
     if any(pair.independent for pair in known):
-        tests.append("by McNemar's exact test" + " for independent points" * bool(tests))
+        tests.append("by McNemar's exact test" + " for independent images" * bool(tests))
     comparisons = max(pair.comparisons for pair in known)
     holm = f"; corrected by Holm for {comparisons} comparisons" if comparisons > 1 else ""
     notes = [Note(f"{'; '.join(tests)}{holm}.", "p")]

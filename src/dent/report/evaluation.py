@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
+from dent.evaluation.attacks import ATTACKS
 from dent.evaluation.results import CellResult, MissingUnit, Results
+from dent.evaluation.spec import Cell, format_eps
 from dent.intervals import LEAST_BATCHES
-from dent.report.blocks import Battle, Block, Gallery, Group, Note, Page, Record, Table, Text, Value
+from dent.report.battle import make_record, show_records
+from dent.report.blocks import Block, Glossary, Group, Note, Page, Record, Table, Text, Value
 from dent.report.evaluation_tables import group_cells, is_upper_bound, result_tables
 from dent.report.figures import draw_evaluation
 from dent.report.format import (
@@ -26,30 +30,32 @@ from dent.report.text import (
     table_text,
 )
 
-FACTS = {"data": "data", "n": "points", "batch_size": "batch size", "suite": "attacks"}
+FACTS = {"data": "data", "n": "images", "batch_size": "batch size", "suite": "attacks"}
 FACTS |= {"suite_version": "suite version", "seed": "seed"}
 NOT_RUN = "Not run: attacks that need what the defense lacks"
 NOTHING_EVALUATED = "Nothing was evaluated."
-BATTLE = Note(
-    "One image, one attack, step by step: against the static model, and against the defended model, "
-    "which adapts to the whole batch at every step. Choose an image, then play the attack or use the "
-    "arrow keys."
+KIND_NOTES = {
+    "direct": "Direct: an attack on the defended model itself, as papers report it",
+    "adaptive": "Made for defenses that adapt",
+    "scenario": "Another batch than the deployed one; in no worst case",
+}
+APGD = Note(
+    "Auto-PGD (Croce and Hein, 2020): projected gradient ascent with momentum, which halves its steps "
+    "where the loss stops growing. Many attacks here are made of it.",
+    "APGD",
 )
-GALLERY = Note(
-    "The same images at the end: natural, attacked for the static model, and attacked for the defended "
-    "model, with the answers of both models. Perturbations are magnified; gray means no change."
-)
+OWN_BUDGET = "each attack's own"
 HOW_TO_READ = (
-    "Trust the worst case. A point counts if the model classifies it correctly without an attack and "
+    "Trust the worst case. An image counts if the model classifies it correctly without an attack and "
     "under every attack that was run. It is an upper bound, because other attacks exist. Where it has "
     "not converged, more budget of the same attacks may already lower it. The claimed accuracy is "
     "what one would report without the attacks made for adaptation; the gap is the part of the claim "
     "that does not stand. A static model does not adapt, so it has no gap. All attacks are judged on "
-    "the same points in the same batches, so a defense is compared with its static model on the same "
-    "points; p is the probability that chance alone makes such a difference. Where answers depend on "
-    "the batch, intervals and p are over batches, because points of one batch are not independent; "
+    "the same images in the same batches, so a defense is compared with its static model on the same "
+    "images; p is the probability that chance alone makes such a difference. Where answers depend on "
+    "the batch, intervals and p are over batches, because images of one batch are not independent; "
     f"fewer than {LEAST_BATCHES} batches give neither. Each accuracy comes with its 95 % interval, and "
-    "with its number of points and batches where these differ from the rest of its row."
+    "with its number of images and batches where these differ from the rest of its row."
 )
 
 
@@ -117,9 +123,77 @@ def results_markdown(results: Results) -> str:
 
 
 def _list_settings(results: Results) -> dict[str, object]:
+    """Return what was asked, with what was used for settings that were not given."""
     asked: dict[str, object] = results.about.get("asked", {})
+    used = _list_used(results)
+    filled = {
+        name: used[name] if value in (None, [], ()) and name in used else value
+        for name, value in asked.items()
+    }
     rest = {name: value for name, value in results.about.items() if name not in ("asked", "plan")}
-    return asked | rest
+    return filled | {name: value for name, value in rest.items() if value not in (None, {}, [])}
+
+
+def _list_used(results: Results) -> dict[str, object]:
+    """Return what a run used for the settings that have no value of their own unless given."""
+    cells = [one.cell for one in results.cells]
+    if not cells:
+        return {}
+    plan: Mapping[str, Any] = results.about.get("plan", {})
+    names = [name for one in results.cells for name in (*one.kinds, *one.scenarios)]
+    has_protocol = any(one.protocol is not None for one in results.cells)
+    return {
+        "defenses": list(dict.fromkeys(cell.defense for cell in cells)),
+        "attacks": list(dict.fromkeys(names)) or "none",
+        "n": plan.get("n") or "all",
+        "eps": _format_radii(cells),
+        "steps": OWN_BUDGET,
+        "queries": OWN_BUDGET,
+        "protocol": has_protocol,
+    }
+
+
+def _format_radii(cells: Iterable[Cell]) -> str:
+    """Return the radius of each model, or the one that all have.
+
+    >>> _format_radii([Cell("a", "static", 8 / 255, "linf"), Cell("b", "static", 0.5, "linf")])
+    '8/255 (a), 0.5 (b)'
+    """
+    radii = {cell.model: format_eps(cell.eps) for cell in cells}
+    if len(set(radii.values())) == 1:
+        return next(iter(radii.values()))
+    return ", ".join(f"{eps} ({model})" for model, eps in radii.items())
+
+
+def explain_attacks(names: Iterable[str], budgets: Mapping[str, str] | None = None) -> Glossary:
+    """Return a line on each attack; variants share a line. budgets: the options that were used."""
+    bases = dict.fromkeys(name.partition(" (")[0] if name not in ATTACKS else name for name in names)
+    entries = []
+    for name in bases:
+        if name not in ATTACKS:
+            entries.append(Note("An attack of your own.", name))
+            continue
+        about, used = ATTACKS[name], (budgets or {}).get(name)
+        end = f" In this run: {used}." if used else ""
+        entries.append(Note(f"{_capitalize(about.note)}. {KIND_NOTES[about.kind]}.{end}", name))
+    return Glossary("The attacks", [*entries, APGD])
+
+
+def _capitalize(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _explain_run(results: Results) -> Glossary | None:
+    """Return a line on each attack of a run; None if it has none."""
+    names = dict.fromkeys(name for one in results.cells for name in (*one.attacks, *one.scenarios))
+    planned = [row.get("attacks", {}) for row in results.about.get("plan", {}).get("cells", [])]
+    budgets = {
+        name: format_setting(options)
+        for attacks in planned
+        for name, options in attacks.items()
+        if options
+    }
+    return explain_attacks(names, budgets) if names else None
 
 
 def evaluation_page(results: Results) -> Page:
@@ -142,6 +216,14 @@ def evaluation_page(results: Results) -> Page:
 
 def write_headlines(results: Results) -> list[str]:
     """Return for each model in a ball what its best defense claims and what stands, the best first."""
+    best = list_headlines(results)
+    if not best:
+        return ["No worst case is known yet." if results.cells else NOTHING_EVALUATED]
+    return [_write_headline(cell) for cell in best]
+
+
+def list_headlines(results: Results) -> list[CellResult]:
+    """Return for each model in a ball its best defense, the best of all first."""
     scored = [
         [cell for cell in cells if cell.worst.n] for cells in group_cells(results).values()
     ]  # fmt: skip
@@ -150,10 +232,7 @@ def write_headlines(results: Results) -> list[str]:
         for cells in scored
         if cells
     ]
-    best.sort(key=lambda cell: -cell.worst.percent)
-    if not best:
-        return ["No worst case is known yet." if results.cells else NOTHING_EVALUATED]
-    return [_write_headline(cell) for cell in best]
+    return sorted(best, key=lambda cell: -cell.worst.percent)
 
 
 def _write_headline(cell: CellResult) -> str:
@@ -173,7 +252,7 @@ def _write_headline(cell: CellResult) -> str:
         return f"{text}."
     by = format_points(abs(versus.difference))
     side = "above" if versus.difference > 0 else "below"
-    than = "as the static model" if by == "0.0" else f"{by} points {side} the static model"
+    than = "as the static model" if by == "0.0" else f"{by} percentage points {side} the static model"
     if versus.p_corrected is None:
         return f"{text}, {than} (no p; the table says why)."
     batches = "" if versus.independent else f" over {versus.batches} batches"
@@ -206,15 +285,10 @@ def _list_blocks(results: Results) -> Iterator[Block]:
     yield from tables[:first]
     yield Text("How to read it", (HOW_TO_READ,), level=3)
     yield from draw_evaluation(results)
-    records = [
-        Record(str(cell.cell), battle, cell.cell.defense)
-        for cell in results.cells
-        if (battle := cell.battle) and battle.get("images")
-    ]
-    if records:
-        yield Battle("The battle", records, (BATTLE,))
-        yield Gallery("Gallery", records, (GALLERY,))
+    yield from show_records(_list_records(results))
     yield from tables[first:]
+    if attacks := _explain_run(results):
+        yield attacks
     if findings := list_findings(results):
         yield Text("Findings", items=findings)
     if not_run := list_not_run(results):
@@ -224,3 +298,11 @@ def _list_blocks(results: Results) -> Iterator[Block]:
         for name, value in _list_settings(results).items()
     ]
     yield Table("How it was run", ("setting", "value"), [Group(rows)])
+
+
+def _list_records(results: Results) -> list[Record]:
+    """Return the recorded attacks of all cells; those that the headlines are about come first."""
+    cells = dict.fromkeys(one.cell for one in (*list_headlines(results), *results.cells))
+    battles = {one.cell: one.battle for one in results.cells}
+    made = (make_record(cell, battles[cell]) for cell in cells)
+    return [one for one in made if one is not None]

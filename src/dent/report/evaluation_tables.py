@@ -93,8 +93,8 @@ def _main_table(results: Results) -> Table:
         lacks = "the defense lacks what some attacks need, and they were not run"
         notes.append(Note(f"not fully attacked: {lacks}; the worst case may be lower.", NOT_FULLY))
     if protocols:
-        notes.append(Note("claimed minus worst case, in percentage points on the same points.", "gap"))
-    versus = "worst case minus that of the static model, in percentage points on the same points"
+        notes.append(Note("claimed minus worst case, in percentage points on the same images.", "gap"))
+    versus = "worst case minus that of the static model, in percentage points on the same images"
     compared = max([one.versus_static.comparisons for one in results.cells if one.versus_static] or [0])
     holm = f"; p is corrected by Holm for {compared} comparisons" if compared > 1 else ""
     notes.append(Note(f"{versus}{holm}.", "vs static"))
@@ -169,9 +169,9 @@ def _convergence_table(results: Results) -> Table:
     notes = [
         Note("the last doubling of the budgets changed the worst case by less than half a percentage "
              "point, or nothing stands. Else more budget may lower it.", "converged"),
-        Note("points that the last doubling broke, and their share of n.", "last one broke"),
-        Note("the largest share of points, in %, that one attack (with its doublings) alone breaks: "
-             "what the worst case would gain without this attack. It is not known where broken points "
+        Note("images that the last doubling broke, and their share of n.", "last one broke"),
+        Note("the largest share of images, in %, that one attack (with its doublings) alone breaks: "
+             "what the worst case would gain without this attack. It is not known where broken images "
              "leave.", "one attack alone"),
     ]  # fmt: skip
     if any(one.skipped for one in known):
@@ -204,7 +204,7 @@ def _versus_table(results: Results) -> Table:
         *list_tests(pairs),
         *list_reasons(pair.why_no_p for pair in pairs),
     ]
-    title = "Beside the static model, in points"
+    title = "Beside the static model, in percentage points"
     return _make_table(
         title, results, make_row, notes, lambda cell: cell.versus_static is not None,
         interval_of="worst case",
@@ -251,7 +251,7 @@ def _attack_table(results: Results) -> Table:
     if doubled:
         notes.append(Note("the attack again, with so many times its budget.", "(x2)"))
     if any(cell.cumulative for cell in results.cells):
-        left = "each attack got only the points that the attacks before it had left standing"
+        left = "each attack got only the images that the attacks before it had left standing"
         notes.append(Note(f"{left}; its number is what stands after all of them.", "*"))
     title = "Accuracy in % under each attack"
     return _make_table(title, results, make_row, notes, lambda cell: bool(names))
@@ -267,7 +267,7 @@ def _alone_table(results: Results) -> Table:
         values = {name: Value(format_percent(shares.get(name)), shares.get(name)) for name in names}
         return {"defense": Value(cell.cell.defense)} | values
 
-    title = "Points that one attack alone breaks, in %"
+    title = "Images that one attack alone breaks, in %"
     return _make_table(title, results, make_row, (), lambda cell: bool(names and cell.alone))
 
 
@@ -278,7 +278,7 @@ def _scenario_table(results: Results) -> Table:
         values = {name: score_value(cell.scenarios.get(name), 0) for name in names}
         return {"defense": Value(cell.cell.defense)} | values
 
-    notes = [Note("Each accuracy is on points of its own, and is no part of the worst case.")]
+    notes = [Note("Each accuracy is on images of its own, and is no part of the worst case.")]
     title = "Accuracy in % in other batches"
     return _make_table(
         title, results, make_row, notes, lambda cell: bool(cell.scenarios), with_n=False

@@ -72,7 +72,7 @@ def _draw_attacks(title: str, cells: Sequence[CellResult]) -> Plot:
         Note("Lines are 95 % intervals. Click a kind to see it alone."),
     ]
     if any(cell.cumulative for cell in cells):
-        left = "each attack got only the points that the attacks before it had left standing."
+        left = "each attack got only the images that the attacks before it had left standing."
         notes.append(Note(left, "*"))
     columns = ("defense", "under", "kind", "accuracy in %", "n", "batches")
     return Plot(title, plots.attack_bars(drawn), _number_table(columns, lines), notes)
@@ -95,7 +95,7 @@ def _draw_convergence(title: str, cells: Sequence[CellResult]) -> Plot:
         Note("Each mark is the worst case once one more attack is done. A line that still falls at its "
              "end has not converged."),
         Note("of all attacks so far for each input, in forwards of the static model, at most; where "
-             "broken points leave, they cost nothing more.", "cost"),
+             "broken images leave, they cost nothing more.", "cost"),
         Note("an attack with twice its budget.", "(x2)"),
     )  # fmt: skip
     columns = ("defense", "after", "cost so far", "worst case in %", "n", "batches")
@@ -151,7 +151,7 @@ def _draw_costs(cells: Sequence[CellResult]) -> Plot:
         counts = map(count_value, (versus.n, cell.batches))
         lines.append([*_name_cells(cell), Value(format_cost(times), times), gain, p, *counts])
     notes = (
-        Note("worst case minus that of the static model, in percentage points on the same points.",
+        Note("worst case minus that of the static model, in percentage points on the same images.",
              "gain"),
         Note("operations of an answer; the static model costs 1x.", "cost"),
         BESIDE,

@@ -126,6 +126,8 @@ def format_setting(value: Any, *, absent: str = "not given") -> str:
 
     >>> format_setting(["static", "dent+"]), format_setting(None), format_setting({"lr": 0.001})
     ('static, dent+', 'not given', 'lr=0.001')
+    >>> format_setting(True), format_setting(False)
+    ('yes', 'no')
     """
     if isinstance(value, dict):
         items = [f"{key}={format_setting(item, absent=absent)}" for key, item in value.items()]
@@ -134,4 +136,6 @@ def format_setting(value: Any, *, absent: str = "not given") -> str:
         return ", ".join(format_setting(item, absent=absent) for item in value) or absent
     if value is None:
         return absent
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)

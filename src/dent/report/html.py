@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from dent.report.blocks import Battle, Page, Plot, Table, Value
+from dent.report.blocks import Battle, Block, Glossary, Page, Plot, Table, Value
 from dent.report.format import NOTHING
 from dent.report.plots import look
 from dent.theme import theme
@@ -42,10 +42,13 @@ def page_html(page: Page) -> str:
     data = Data([block for block in page.blocks if isinstance(block, Plot)])
     names = make_anchors(block.title for block in page.blocks)
     sections = list(zip(page.blocks, names, strict=True))
+    chapters = [(block, name) for block, name in sections if block.level == 2 and block.title]
     return environment().get_template("page.html").render(
         page=page,
         sections=sections,
-        chapters=[(block, name) for block, name in sections if block.level == 2 and block.title],
+        chapters=chapters,
+        folds=_list_folds(sections) if page.is_folded else [],
+        links=Links({block.title: name for block, name in chapters}, _name_entries(page.blocks)),
         data=data,
         nothing=NOTHING,
         policy=Markup(POLICY),
@@ -75,7 +78,12 @@ class Data:
     def list_records(self, block: Battle) -> str:
         """Return the records of a block as JSON, with the numbers of their battles."""
         records = [
-            {"name": one.name, "defense": one.defense, "battle": self.battle_number(one.battle)}
+            {
+                "name": one.name,
+                "defense": one.defense,
+                "battles": list(map(self.battle_number, one.recordings)),
+                "captions": one.captions,
+            }
             for one in block.records
         ]
         return json.dumps(records)
@@ -83,6 +91,36 @@ class Data:
     def to_json(self) -> Markup:
         content: dict[str, Any] = {"plots": [plot.spec for plot in self.plots], "battles": self.battles}
         return Markup(script_json(content | ({"config": look()} if self.plots else {})))
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where the names in tables lead to: chapters by title, and entries of the glossary."""
+
+    chapters: Mapping[str, str]
+    entries: Mapping[str, str]
+
+    def find(self, text: str) -> str:
+        """Return the anchor of an attack, also for a variant such as `fpa (x2)`; empty if none."""
+        return self.entries.get(text) or self.entries.get(text.partition(" (")[0], "")
+
+
+def _name_entries(blocks: Iterable[Block]) -> dict[str, str]:
+    entries = [one.term for block in blocks if isinstance(block, Glossary) for one in block.entries]
+    return dict(zip(entries, make_anchors(f"about-{term}" for term in entries), strict=True))
+
+
+def _list_folds(
+    sections: Iterable[tuple[Block, str]],
+) -> list[tuple[Block, str, list[tuple[Block, str]]]]:
+    """Return each chapter with the sections that belong to it; the first is the overview."""
+    chapters: list[tuple[Block, str, list[tuple[Block, str]]]] = []
+    for block, name in sections:
+        if block.level == 2 and block.title:
+            chapters.append((block, name, []))
+        else:
+            chapters[-1][2].append((block, name))
+    return chapters
 
 
 @cache
@@ -151,12 +189,17 @@ def class_name(battle: Mapping[str, Any], number: int) -> str:
     return names[number] if names and 0 <= number < len(names) else f"class {number}"
 
 
-def _list_views(image: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield an image before the attack and after each: the side attacked, a caption, all answers."""
+def _list_views(
+    battle: Mapping[str, Any], image: Mapping[str, Any]
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield an image before the attack and after it: the side that has it, a caption, all answers."""
     sides = ("static", "defended")
     yield "", "natural", {side: image[side]["frames"][0]["probabilities"] for side in sides}
+    if battle.get("shared"):
+        yield "static", str(battle["attack"]), image["static"]["answers"]
+        return
     for side in sides:
-        yield side, f"attack on the {side} model", image[side]["answers"]
+        yield side, f"{battle['attack']} on the {side} model", image[side]["answers"]
 
 
 def _make_breakable(cell: Value) -> Markup:

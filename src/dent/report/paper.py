@@ -11,22 +11,21 @@ from dent.paper.claims import Judgment, judge_claims
 from dent.paper.results import Measurement, Reproduction
 from dent.paper.scales import Work
 from dent.paper.tables import PaperTable, Part, tables
+from dent.report.battle import make_record, show_records
 from dent.report.blocks import (
     EMPTY,
     INTERVAL,
-    Battle,
     Block,
-    Gallery,
     Group,
     Note,
     Page,
-    Record,
     Table,
     Text,
     Value,
+    count_value,
 )
 from dent.report.claims import claim_table, summarize_claims, write_evidence
-from dent.report.evaluation import BATTLE, GALLERY
+from dent.report.evaluation import explain_attacks
 from dent.report.figures import draw_curves
 from dent.report.format import (
     format_count,
@@ -47,7 +46,7 @@ STANDS_IN = (
     "Where another model stands in for the paper's, compare the direction of a row, not its numbers."
 )
 MISSING = (
-    "Some numbers are missing, or are on fewer points. The same command tries again what failed."
+    "Some numbers are missing, or are on fewer images. The same command tries again what failed."
 )  # fmt: skip
 
 
@@ -258,14 +257,34 @@ def paper_page(reproduction: Reproduction) -> Page:
     begun, judgments = reproduction.list_begun(), judge_claims(reproduction)
     scale = reproduction.scale
     facts = [("scale", scale.name), ("tables", str(len(begun))), ("seed", str(reproduction.seed))]
+    blocks = tuple(_list_blocks(reproduction, begun, judgments))
     facts += [("evaluations", str(len(reproduction.cells))), ("device", reproduction.device)]
     return Page(
         title="The paper, reproduced",
         lead=(*summarize_claims(judgments), f"Scale {scale.name}: {scale.summary}."),
         facts=facts,
-        blocks=tuple(_list_blocks(reproduction, begun, judgments)),
+        blocks=(*_list_overview(reproduction, begun, blocks), *blocks),
         alerts=tuple(_list_alerts(reproduction)),
+        is_folded=True,
     )
+
+
+def _list_overview(
+    reproduction: Reproduction, begun: Sequence[PaperTable], blocks: Sequence[Block]
+) -> Iterator[Block]:
+    """Yield the index of the page: a row for each chapter, which links to it."""
+    counts = {row["name"]: row for row in table_rows(reproduction)}
+    rows = {title_table(table): counts[table.name] for table in begun}
+    lines = []
+    for title in (block.title for block in blocks if block.level == 2):
+        numbers = [rows[title][name] if title in rows else None for name in ("published", "here")]
+        lines.append(
+            [Value(title), *(EMPTY if one is None else count_value(int(str(one))) for one in numbers)]
+        )
+    notes = (Note("Click a chapter to open it."),)
+    yield Table("Overview", ("chapter", "published numbers", "measured here"), [Group(lines)], notes)
+    if begun:
+        yield Text("How to read the tables", (STANDS_IN,), HOW_TO_READ, level=3)
 
 
 def _list_blocks(
@@ -274,23 +293,23 @@ def _list_blocks(
     yield claim_table(judgments)
     behind = [write_evidence(one) for one in judgments]
     yield Text("The numbers behind each claim", items=behind, is_closed=True, level=3)
-    if begun:
-        yield Text("How to read the tables", (STANDS_IN,), HOW_TO_READ, level=3)
     for table in begun:
         if len(table.parts) > 1:
             yield Text(title_table(table))
         yield from part_tables(reproduction, table)
         for part, rows in zip(table.parts, reproduction.measure_table(table), strict=True):
             yield from draw_curves(table, part, rows, name_table(table))
-    records = [
-        Record(str(cell), one.battle, cell.defense)
+    records = (
+        make_record(cell, one.battle)
         for one in reproduction.cells.values()
         for cell in one.evaluation.cells()
-        if one.battle and one.battle.get("images")
+    )
+    yield from show_records([one for one in records if one is not None])
+    works = [
+        one.work for table in begun for one in reproduction.by_reference(table).values() if one.work
     ]
-    if records:
-        yield Battle("The battle", records, (BATTLE,))
-        yield Gallery("Gallery", records, (GALLERY,))
+    if names := [text.partition(":")[0] for work in works for text in work.attacks]:
+        yield explain_attacks(names)
     if absent := list_not_begun(reproduction):
         yield Text("Not measured", items=absent, is_closed=len(absent) > 5)
 

@@ -144,7 +144,7 @@ def cost_gain(rows: Sequence[Row]) -> Spec:
     x: Spec = {"field": "cost", "type": "quantitative", "title": "cost of an answer, static model = 1"}
     x["scale"] = {"domain": [0, 1.3 * max(row["cost"] for row in rows)], "nice": False}
     x["axis"] = {"tickCount": 6}
-    y = {"type": "quantitative", "title": "worst case minus static, in points"}
+    y = {"type": "quantitative", "title": "worst case minus static, in percentage points"}
     color = _series(rows)
     tooltip = _tooltip(series="model", label="defense", cost_text="cost", gain_text="gain")
     tooltip += _tooltip(interval="95 % interval", p="p", n="n", batches="batches")

@@ -20,6 +20,25 @@ function setUpContents() {
   document.querySelectorAll("section").forEach((section) => watch.observe(section));
 }
 
+/** Open the chapter that a link leads to, and all chapters on paper. */
+function setUpChapters() {
+  const chapters = [...document.querySelectorAll("details.chapter")];
+  if (!chapters.length) return;
+  const reveal = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const chapter = target?.closest("details.chapter");
+    if (!chapter) return;
+    chapter.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  document.addEventListener("click", (event) => { // the same link again changes no address
+    if (event.target.closest("a")?.hash === location.hash) reveal();
+  });
+  addEventListener("beforeprint", () => chapters.forEach((chapter) => { chapter.open = true; }));
+  reveal();
+}
+
 /* Tables */
 
 function setUpSorting(table) {
@@ -96,9 +115,16 @@ function paintDelta(canvas, battle, image, frame) {
   paint(canvas, battle, (i) => 127.5 + (255 * factor * frame.scale * delta[i]) / 127);
 }
 
+/** Return a frame of one side. Images that both models were asked are stored at the static one. */
+function frameOf(image, side, step) {
+  const at = Math.min(step, image[side].frames.length - 1);
+  const { delta, scale, size } = image.static.frames[Math.min(at, image.static.frames.length - 1)];
+  return { delta, scale, size, ...image[side].frames[at] };
+}
+
 /** Return the factor for all frames of an image: its largest change becomes black or white. */
 function magnification(image) {
-  const scales = ["static", "defended"].flatMap((side) => image[side].frames.map((frame) => frame.scale));
+  const scales = ["static", "defended"].flatMap((side) => image[side].frames.map((frame) => frame.scale ?? 0));
   const largest = Math.max(...scales);
   return largest > 0 ? 0.5 / largest : 1;
 }
@@ -107,8 +133,7 @@ function paintGallery() {
   for (const canvas of document.querySelectorAll("canvas[data-battle]")) {
     const battle = data.battles[canvas.dataset.battle];
     const image = battle.images[canvas.dataset.image];
-    const frames = canvas.dataset.side ? image[canvas.dataset.side].frames : null;
-    const frame = frames && frames[frames.length - 1];
+    const frame = canvas.dataset.side ? frameOf(image, canvas.dataset.side, Infinity) : null;
     (canvas.dataset.what === "delta" ? paintDelta : paintImage)(canvas, battle, image, frame);
   }
 }
@@ -119,10 +144,13 @@ const className = (battle, number) => battle.classes?.[number] ?? `class ${numbe
 const largestOf = (values) => values.indexOf(Math.max(...values));
 
 function setUpBattle(box) {
-  const records = JSON.parse(box.dataset.records).map((one) => ({ ...one, battle: data.battles[one.battle] }));
-  const at = { record: 0, image: 0, step: 0, timer: null };
+  const records = JSON.parse(box.dataset.records).map((one) => (
+    { ...one, battles: one.battles.map((number) => data.battles[number]) }));
+  const at = { record: 0, attack: 0, image: 0, step: 0, timer: null };
   const choose = make("select", { "aria-label": "Model and defense" });
   records.forEach((one, number) => choose.append(make("option", { value: number }, one.name)));
+  const chooseAttack = make("select", { "aria-label": "Attack" });
+  const about = make("p", { class: "about" });
   const thumbs = make("div", { class: "thumbs", role: "group", "aria-label": "Image" });
   const slider = make("input", { type: "range", min: 0, step: 1, "aria-label": "Step of the attack" });
   const shown = make("output", { "aria-live": "off" });
@@ -132,7 +160,8 @@ function setUpBattle(box) {
   const stage = make("div", { class: "stage" });
   let views = [];
 
-  const last = () => records[at.record].battle.images[at.image].static.frames.length - 1;
+  const current = () => records[at.record].battles[at.attack];
+  const last = () => current().images[at.image].defended.frames.length - 1;
 
   function show(step) {
     at.step = Math.min(Math.max(step, 0), last());
@@ -160,7 +189,8 @@ function setUpBattle(box) {
   }
 
   function setStage() {
-    const { battle, defense } = records[at.record];
+    const battle = current();
+    const { defense } = records[at.record];
     const image = battle.images[at.image];
     [...thumbs.children].forEach((thumb, number) => thumb.setAttribute("aria-pressed", number === at.image));
     const sides = make("div", { class: "sides" });
@@ -181,25 +211,35 @@ function setUpBattle(box) {
     stage.replaceChildren(sides, make("div", { class: "whole chart" }, caption, chart.area));
     views.push((step) => chart.mark(step));
     slider.max = last();
-    show(at.step);
+    show(last());
   }
 
-  function setRecord() {
-    const { battle } = records[at.record];
+  function setAttack() {
+    const battle = current();
+    about.textContent = records[at.record].captions[at.attack];
     thumbs.replaceChildren(...battle.images.map((image, number) => {
       const canvas = make("canvas");
       paintImage(canvas, battle, image, null);
-      const label = `${className(battle, image.label)}, point ${image.point}`;
+      const label = `${className(battle, image.label)}, image ${image.point}`;
       const button = make("button", { type: "button", title: label, "aria-label": label }, canvas);
-      button.addEventListener("click", () => { stop(); at.image = number; at.step = 0; setStage(); });
+      button.addEventListener("click", () => { stop(); at.image = number; setStage(); });
       return button;
     }));
-    at.image = 0;
-    at.step = 0;
+    at.image = Math.min(at.image, battle.images.length - 1);
     setStage();
   }
 
+  function setRecord() {
+    const { battles } = records[at.record];
+    chooseAttack.replaceChildren(...battles.map((one, number) => make("option", { value: number }, one.attack)));
+    chooseAttack.hidden = battles.length < 2;
+    at.attack = 0;
+    at.image = 0;
+    setAttack();
+  }
+
   choose.addEventListener("change", () => { stop(); at.record = Number(choose.value); setRecord(); });
+  chooseAttack.addEventListener("change", () => { stop(); at.attack = Number(chooseAttack.value); setAttack(); });
   slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
   back.addEventListener("click", () => { stop(); show(at.step - 1); });
   next.addEventListener("click", () => { stop(); show(at.step + 1); });
@@ -209,13 +249,13 @@ function setUpBattle(box) {
   box.setAttribute("aria-label", "The battle; arrow keys step through the attack");
   box.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!move || event.target === choose || event.target === slider) return; // which have keys of their own
+    if (!move || [choose, chooseAttack, slider].includes(event.target)) return; // which have keys of their own
     event.preventDefault();
     stop();
     show(at.step + move);
   });
-  const choices = make("div", { class: "choices" }, ...(records.length > 1 ? [choose] : []), thumbs);
-  box.append(choices, make("div", { class: "transport" }, play, back, next, slider, shown), stage);
+  const choices = make("div", { class: "choices" }, ...(records.length > 1 ? [choose] : []), chooseAttack, thumbs);
+  box.append(choices, about, make("div", { class: "transport" }, play, back, next, slider, shown), stage);
   setRecord();
 }
 
@@ -247,7 +287,7 @@ function makeSide(battle, image, side, defense) {
     says, measures, classes, other, adaptation);
 
   function view(step) {
-    const frame = frames[Math.min(step, frames.length - 1)];
+    const frame = frameOf(image, side, step);
     paintImage(adversarial, battle, image, frame);
     paintDelta(delta, battle, image, frame);
     says.replaceChildren(...verdict(battle, image.label, frame.probabilities));
@@ -259,7 +299,7 @@ function makeSide(battle, image, side, defense) {
     }
     const reader = side === "static" ? "defended" : "static";
     const answer = image[side].answers?.[reader];
-    other.replaceChildren(...(step === frames.length - 1 && answer
+    other.replaceChildren(...(step >= frames.length - 1 && answer && !battle.shared
       ? [`Given this image, the ${reader} model says `, ...verdict(battle, image.label, answer), "."] : []));
     traces(frame);
   }
@@ -345,6 +385,7 @@ function makeChart(height, largest) {
 
 setUpTheme();
 setUpContents();
+setUpChapters();
 document.querySelectorAll("main table").forEach(setUpSorting);
 paintGallery();
 document.querySelectorAll(".battle").forEach(setUpBattle);
