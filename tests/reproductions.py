@@ -13,9 +13,8 @@ from dent.defense.text import parse_settings
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.results import Cost
 from dent.evaluation.suites import NATURAL, parse_attacks
+from dent.paper.cells import JudgedCell, Points
 from dent.paper.results import (
-    JudgedCell,
-    Points,
     Reproduction,
     list_works,
     make_work_evaluation,

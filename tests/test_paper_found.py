@@ -16,14 +16,8 @@ from runs import evaluated
 import dent
 from dent.evaluation import Evaluation
 from dent.evaluation.results import Cost
-from dent.paper.results import (
-    FORMAT,
-    RESULTS,
-    JudgedCell,
-    Reproduction,
-    load_judged_cell,
-    load_reproduction,
-)
+from dent.paper.cells import JudgedCell, load_judged_cell
+from dent.paper.results import FORMAT, RESULTS, Reproduction, load_reproduction
 from dent.paper.scales import find_scale, resolve
 from dent.paper.tables import find_table
 
@@ -105,13 +99,13 @@ def test_damage_of_a_piece_is_an_error_that_names_the_file(
         b"{}",
         b'{"format": 99}',
         b"\xff\xfe",
-        b'{"format": 1, "scale": "smoke", "seed": 0, "device": "cpu", "found": [], "troubles": {}}',
-        b'{"format": 1, "scale": "large", "seed": 0, "device": "cpu", "found": {}, "troubles": {}}',
-        b'{"format": 1, "scale": "smoke", "seed": 0, "device": "cpu", "found": {}}',
+        b'{"format": 1, "scale": "smoke", "seed": 0, "device": "cpu", "found": {}, "troubles": {}}',
+        b'{"format": 2, "scale": "smoke", "seed": 0, "device": "cpu", "found": {}, "troubles": {}}',
+        b'{"format": 2, "scale": {"n": 3}, "seed": 0, "device": "cpu", "found": {}, "troubles": {}}',
     ],
 )
 def test_what_is_no_reproduction_is_refused(text: bytes, tmp_path: Path) -> None:
-    assert FORMAT == 1
+    assert FORMAT == 2
     (tmp_path / RESULTS).write_bytes(text)
     with pytest.raises(ValueError, match="is no reproduction"):
         load_reproduction(tmp_path / RESULTS)
@@ -130,11 +124,22 @@ def test_the_folder_of_imagenet_is_not_lost(tmp_path: Path) -> None:
     table = find_table("imagenet")
     found = reproduction(scale, chosen=[table])
     content = found.to_json()
-    assert content["data"] == {"wong2020-imagenet": "imagenet:/images#crop288"}
+    assert content["scale"]["models"]["wong2020-imagenet"]["data"] == "imagenet:/images#crop288"
     (tmp_path / RESULTS).write_text(json.dumps(content))
     again = load_reproduction(tmp_path)
     assert again == found
     assert all(one.missing is None for one in again.by_reference(table).values())
+
+
+def test_a_later_change_of_a_scale_changes_no_stored_number(tmp_path: Path) -> None:
+    """The file has the whole scale: its numbers stay under the names that they were measured for."""
+    before = find_scale("smoke").replace(n=3, without={"trades-26-4": "not measured (no model)"})
+    table = find_table("table-3")
+    found = reproduction(before, chosen=[table])
+    (tmp_path / RESULTS).write_text(json.dumps(found.to_json()))
+    again = load_reproduction(tmp_path)
+    assert again.scale == before != find_scale("smoke")
+    assert again.by_reference(table) == found.by_reference(table)
 
 
 # Points

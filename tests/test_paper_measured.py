@@ -11,7 +11,8 @@ from reproductions import JUDGED
 
 from dent.evaluation.results import Cost
 from dent.intervals import wilson
-from dent.paper.results import JudgedCell, measure
+from dent.paper.cells import JudgedCell
+from dent.paper.results import measure
 from dent.paper.scales import Work
 from dent.paper.tables import Ask, PublishedNumber
 
@@ -98,7 +99,6 @@ GAIN = {"minus": "static"}
 @pytest.mark.parametrize(
     ("ask", "work", "found", "other", "why"),
     [
-        ({}, None, None, None, "left out at this scale"),
         ({}, WORK, None, None, "not run"),
         ({}, WORK, NOTHING, None, "unit 3: no memory"),
         ({"measure": "seconds"}, WORK, NOTHING, None, "unit 3: no memory"),
@@ -117,7 +117,7 @@ GAIN = {"minus": "static"}
     ],
 )
 def test_why_a_number_is_missing(
-    ask: dict[str, Any], work: Work | None, found: JudgedCell | None, other: JudgedCell | None, why: str
+    ask: dict[str, Any], work: Work, found: JudgedCell | None, other: JudgedCell | None, why: str
 ) -> None:
     measured = measure(number(**ask), work, found, other)
     assert measured.missing == why

@@ -73,7 +73,10 @@ def test_the_page_has_every_number(full: Reproduction, page: Page) -> None:
     for table in full.list_begun():
         for measured in full.measure_table(table):
             for numbers in measured:
-                shown = ["here", *(format_number(one.ours) for one in numbers)]
+                if all(one.is_left_out for one in numbers):
+                    continue
+                ours = ["" if one.ours is None else format_number(one.ours) for one in numbers]
+                shown = ["here", *ours]
                 assert any(
                     len(row) == len(shown) and all(map(str.startswith, row, shown)) for row in rows
                 ), table.name
@@ -130,7 +133,7 @@ def test_a_curve_is_the_numbers_that_were_measured(full: Reproduction, page: Pag
     for table in TABLES.values():
         for part, measured in zip(table.parts, full.measure_table(table), strict=True):
             for title, numbers in zip(part.rows, measured, strict=True):
-                if not table.across:
+                if not table.across or all(one.is_left_out for row in measured for one in row):
                     continue
                 place = f"{table.name.replace('-', ' ').capitalize()}, {part.name}, across"
                 values = [
@@ -166,18 +169,18 @@ def test_a_curve_is_the_numbers_that_were_measured(full: Reproduction, page: Pag
         assert len(rows.rows) == len(plot.spec["data"]["values"])
 
 
-def test_rows_that_are_one_measurement_are_one_line(page: Page) -> None:
+def test_a_row_without_a_model_has_its_published_line_alone(page: Page) -> None:
     (plot,) = [one for one in page.blocks if one.title == "Table 7, dent, across updates"]
     assert isinstance(plot, Plot)
     names = list(dict.fromkeys(value["series"] for value in plot.spec["data"]["values"]))
-    assert names == [
-        "all rows, here", "all rows, worst case",
-        "carmon2019, published", "wong2020, published", "ding2020, published",
+    assert sorted(names) == [
+        "carmon2019, published", "ding2020, here", "ding2020, published", "ding2020, worst case",
+        "wong2020, published",
     ]  # fmt: skip
     colors = plot.spec["layer"][0]["encoding"]["color"]["scale"]
     assert colors["domain"] == names
     by_name = dict(zip(names, colors["range"], strict=True))
-    assert by_name["all rows, here"] == by_name["carmon2019, published"]
+    assert by_name["ding2020, here"] == by_name["ding2020, published"]
     assert len({by_name[f"{row}, published"] for row in ("carmon2019", "wong2020", "ding2020")}) == 3
 
 
@@ -191,8 +194,8 @@ def test_seconds_and_multiples_are_not_on_one_axis(page: Page) -> None:
 @pytest.mark.parametrize(
     ("title", "labels"),
     [
-        ("Figure 4, linf, across eps", ["0.5", "1", "1.5", "2", "4", "8"]),
-        ("Table 7, dent, across updates", ["0", "20", "30", "40"]),
+        ("Figure 4, linf, across eps", ["0.5", "1.5", "2", "8"]),
+        ("Table 7, dent, across updates", ["0", "30", "40"]),
         ("Table 6, train statistics, across share of adversarial inputs", ["0.0625", "0.25", "0.5"]),
         ("Table 10, linf 8/255, across attack steps", ["1", "2", "13", "100", "800"]),
     ],
@@ -264,7 +267,8 @@ def test_the_page_in_a_browser(full: Reproduction, tmp_path: Path) -> None:
         head.locator("button").click()
         assert head.get_attribute("aria-sort") == "ascending"
         verdicts = table.locator("tbody tr td:nth-child(2)").all_text_contents()
-        assert verdicts == sorted(one.verdict for one in judge_claims(full))
+        words = [re.sub(r"\s*\d+ of \d+", "", text) for text in verdicts]
+        assert words == sorted(one.verdict for one in judge_claims(full))
         assert shown.locator(".battle .side").count() == 2
 
         shown.set_viewport_size({"width": 360, "height": 740})

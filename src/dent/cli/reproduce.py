@@ -22,20 +22,27 @@ from dent.cli.app import (
 from dent.cli.evaluate import FAILED
 from dent.evaluation import load_results
 from dent.paper.claims import judge_claims
-from dent.paper.reproduce import CELLS, WorkEstimate, estimate_tables, gather
+from dent.paper.reproduce import (
+    CELLS,
+    WorkEstimate,
+    estimate_tables,
+    gather,
+    list_missing_checkpoints,
+)
 from dent.paper.reproduce import reproduce as run_tables
 from dent.paper.results import RESULTS, Reproduction, load_reproduction
 from dent.paper.scales import find_scale, scales
 from dent.paper.tables import PaperTable, find_table, tables
 from dent.report.paper import table_rows
 from dent.report.terminal import (
+    missing_checkpoint_lines,
     progress_bar,
     show_claims,
     show_paper_table,
     work_rows,
     work_total_line,
 )
-from dent.report.write import write_page, write_paper
+from dent.report.write import write_page, write_paper, write_paper_pages
 
 
 def reproduce(
@@ -52,6 +59,10 @@ def reproduce(
     ray_address: RayAddress = None,
     threads: Threads = None,
     imagenet: Annotated[Path | None, typer.Option(help="Folder of ImageNet, for --scale paper.")] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(help="Folder of RobustBench's checkpoint files: cifar10/Linf/Wong2020Fast.pt, ..."),
+    ] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     dry_run: DryRun = False,
@@ -62,7 +73,10 @@ def reproduce(
     A number that several tables need is measured once. Beside every robust accuracy stands the worst
     case under attacks made for adaptation. The same command resumes a run that was stopped.
     """
-    chosen_scale = find_scale(scale).with_imagenet(imagenet)
+    chosen_scale = find_scale(scale)
+    if models is not None:
+        chosen_scale = chosen_scale.with_robustbench(models)
+    chosen_scale = chosen_scale.with_imagenet(imagenet)
     folder = out or Path("runs") / f"paper-{chosen_scale.name}"
     if not names:
         show(
@@ -73,6 +87,9 @@ def reproduce(
         return
     named = dict.fromkeys(find_table(name).name for name in names if name != "all")
     chosen = [tables()[name] for name in (tables() if "all" in names else named)]
+    if models is not None:
+        for line in missing_checkpoint_lines(list_missing_checkpoints(chosen, models), models):
+            typer.echo(line, err=True)
     if dry_run:
         _show_estimates(estimate_tables(chosen, chosen_scale, device=device), as_json)
         return
@@ -91,27 +108,51 @@ def reproduce(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of `dent evaluate` or `dent reproduce`.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folder of `dent evaluate` or `dent reproduce`; several for --out FILE.md."),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="HTML file (default: report.html in the folder).")
+        Path | None,
+        typer.Option(
+            help="HTML file (default: report.html in the folder). FILE.md writes Markdown about "
+            "reproductions: an overview, and the folder FILE with a page for each table."
+        ),
     ] = None,
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for the plots as PNG and SVG (default: none).")
     ] = None,
 ) -> None:
     """Write the report of a run again, as one HTML file, and its plots for papers."""
+    if out is not None and out.suffix == ".md":
+        if pictures is not None:
+            raise ValueError("expected pictures with an HTML file, got a file.md")
+        folder = write_paper_pages(list(map(_load_paper, runs)), out)
+        typer.echo(f"overview: {out}; pages: {folder}")
+        return
+    if len(runs) > 1:
+        raise ValueError(f"expected one run, or out as a file.md for several, got {len(runs)} runs")
+    (run,) = runs
     file = out or (run.parent if run.is_file() else run) / "report.html"
     if file.suffix != ".html":
         raise ValueError(f"expected out as a file.html, got {file}")
+    results = _load_paper(run) if _is_paper(run) else load_results(run)
+    write_page(results, file, pictures=pictures)
+    typer.echo(f"report: {file}" + (f"; pictures: {pictures}" if pictures else ""))
+
+
+def _is_paper(run: Path) -> bool:
+    return run.is_file() or (run / RESULTS).exists() or (run / CELLS).is_dir()
+
+
+def _load_paper(run: Path) -> Reproduction:
+    """Return the reproduction of a folder, or of its file alone."""
     if (run / CELLS).is_dir() and not (run / RESULTS).exists():
         raise ValueError(
             f"expected {RESULTS} in {run}, which dent reproduce writes at its end; let it end, or start "
             "it again with the tables that are done"
         )
-    is_paper = run.is_file() or (run / RESULTS).exists()
-    results = load_reproduction(run) if is_paper else load_results(run)
-    write_page(results, file, pictures=pictures)
-    typer.echo(f"report: {file}" + (f"; pictures: {pictures}" if pictures else ""))
+    return load_reproduction(run)
 
 
 def _show(found: Reproduction, chosen: list[PaperTable], as_json: bool) -> None:

@@ -188,7 +188,8 @@ def _unroll(f: Forwards, o: dict[str, Any]) -> float:
 
 def _transfer(f: Forwards, o: dict[str, Any], *, gradient: float = 2.0) -> float:
     """Climb at the cost of `gradient`, with the gradients that rank targets, and submit each batch."""
-    runs = sum(o["targets"] if name == "apgd-t" else 1 for name in o["attacks"])
+    several = {"apgd-t": o["targets"], "first-success": 2}
+    runs = sum(several.get(name, 1) for name in o["attacks"])
     searched = runs * _count_steps(o) + len(o["attacks"]) * 3
     return float(searched * gradient + OTHERS + (len(o["attacks"]) + 1) * f.answer)
 

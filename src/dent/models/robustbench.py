@@ -82,13 +82,21 @@ ROBUSTBENCH: dict[str, RobustModel] = {
         note="crops of 288 pixels",
     ),
 }
+ENDING = ".pt"
 DATASETS, THREATS = ("cifar10", "cifar100", "imagenet"), ("Linf", "L2", "corruptions")
 
 
 def load_robustbench(
     spec: str, *, weights: str | Path | None = None, device: str | torch.device = "cpu"
 ) -> nn.Module:
-    """Return the model with the id `spec` (see `resolve_id`), by the package or from its file."""
+    """Return the model with the id `spec` (see `resolve_id`), by the package or from its file.
+
+    The spec may also be the published file itself, in RobustBench's layout: its path ends with
+    `data set/threat model/id.pt`.
+    """
+    if spec.endswith(ENDING) and weights is None:
+        spec, weights = "/".join(Path(spec.removesuffix(ENDING)).parts[-3:]), spec
+        lookup("RobustBench model", spec, ROBUSTBENCH)
     key = resolve_id(spec)
     if weights == "random":
         entry = lookup("RobustBench model", key, ROBUSTBENCH)
@@ -159,6 +167,12 @@ def shorten_id(key: str) -> str:
     return f"robustbench:{shorter[0] if shorter else key}"
 
 
+def find_checkpoint(folder: Path, key: str) -> Path | None:
+    """Return the published checkpoint file of an entry in a folder of RobustBench's layout, or None."""
+    file = folder / f"{key}{ENDING}"
+    return file if file.is_file() else None
+
+
 def list_folders() -> list[Path]:
     """Return the folders where published checkpoint files are searched for, in RobustBench's layout."""
     return [Path("models"), find_home() / "models"]
@@ -202,8 +216,8 @@ def _load_by_package(package: Any, key: str) -> nn.Module:
 
 def _find_file(key: str, reason: str) -> Path:
     places = [folder / f"{key}.pt" for folder in list_folders()]
-    for place in places:
-        if place.is_file():
+    for folder in list_folders():
+        if place := find_checkpoint(folder, key):
             return place
     raise ValueError(
         f"{key} needs the package robustbench ({reason}) or its published checkpoint file, which is not"

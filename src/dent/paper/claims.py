@@ -5,14 +5,16 @@ comes down to (`dent.paper.verdicts` lists their kinds). A reference names a num
 "table-7/dent+/ding2020/6" is table, part, row, column. If a condition has `each`, every name of that
 list takes the place of the star in its references.
 
-A claim holds if all its conditions hold, does not hold if one does not, and otherwise cannot be told.
+A claim holds if all its conditions hold, does not hold if one does not, and otherwise cannot be told. A
+scale may leave numbers out, above all those of models that it does not have. Conditions on these are
+left out too, and a series goes on without them; the judgment says how many conditions are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -22,7 +24,17 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from dent.declared import Declared, raise_faults
 from dent.paper.results import Measurement, Reproduction
 from dent.paper.tables import tables
-from dent.paper.verdicts import FAILS, HOLDS, OPEN, Condition, Evidence, Figure, Verdict, weigh
+from dent.paper.verdicts import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    SERIES,
+    Condition,
+    Evidence,
+    Figure,
+    Verdict,
+    weigh,
+)
 
 PUBLISHED_SLACK = 0.5  # points that a published series may go the wrong way: chance, at 10,000 images
 
@@ -184,6 +196,7 @@ class Judgment:
     """The verdicts on a claim: by our numbers, in the worst case, and by the paper's own numbers.
 
     worst_verdict: None if no number of the claim has a worst case.
+    left_out: number of conditions about numbers that the scale leaves out; the verdicts are of the rest.
     """
 
     claim: Claim
@@ -192,6 +205,7 @@ class Judgment:
     evidence: tuple[Evidence, ...]
     worst_evidence: tuple[Evidence, ...] = ()
     published_verdict: Verdict = OPEN
+    left_out: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the claim in words, the verdicts, and the numbers behind them."""
@@ -202,6 +216,7 @@ class Judgment:
             "verdict": self.verdict,
             "worst_verdict": self.worst_verdict,
             "published_verdict": self.published_verdict,
+            "left_out": self.left_out,
             "evidence": [one.to_json() for one in self.evidence],
             "worst_evidence": [one.to_json() for one in self.worst_evidence],
         }
@@ -218,14 +233,32 @@ def judge_claims(reproduction: Reproduction) -> list[Judgment]:
 def judge(claim: Claim, measured: Mapping[str, Measurement]) -> Judgment:
     """Return what measurements, by reference, say about a claim."""
     known = {one: measured[one] for one in claim.references if one in measured}
-    verdict, evidence = _weigh_all(claim, lambda one: _pick_figure(claim, known.get(one), worst=False))
+    conditions = _list_judged(claim, known)
+    left_out = len(claim.conditions) - len(conditions)
+
+    def weigh_all(*, worst: bool) -> tuple[Verdict, tuple[Evidence, ...]]:
+        pick_figure = partial(_pick_figure, claim, known, worst=worst)
+        return _weigh_all(conditions or claim.conditions, pick_figure)
+
+    verdict, evidence = weigh_all(worst=False)
     published = judge_published(claim, {name: one.number.published for name, one in known.items()})
+    made = Judgment(claim, verdict, None, evidence, (), published, left_out)
     if not claim.worst or not any(one.worst_judged for one in known.values()):
-        return Judgment(claim, verdict, None, evidence, (), published)
-    worst_verdict, worst_evidence = _weigh_all(
-        claim, lambda one: _pick_figure(claim, known.get(one), worst=True)
-    )
-    return Judgment(claim, verdict, worst_verdict, evidence, worst_evidence, published)
+        return made
+    worst_verdict, worst_evidence = weigh_all(worst=True)
+    return replace(made, worst_verdict=worst_verdict, worst_evidence=worst_evidence)
+
+
+def _list_judged(claim: Claim, known: Mapping[str, Measurement]) -> tuple[Condition, ...]:
+    """Return the conditions that can be judged where the scale leaves numbers out."""
+    left_out = {name for name, one in known.items() if one.is_left_out}
+    made = []
+    for condition in claim.conditions:
+        rest = tuple(one for one in condition.references if one not in left_out)
+        is_whole = len(rest) == len(condition.references)
+        if is_whole or (condition.kind in SERIES and len(rest) > 1):
+            made.append(replace(condition, references=rest))
+    return tuple(made)
 
 
 def judge_published(claim: Claim, published: Mapping[str, float | None]) -> Verdict:
@@ -235,11 +268,14 @@ def judge_published(claim: Claim, published: Mapping[str, float | None]) -> Verd
         value = published.get(reference)
         return "not published" if value is None else float(value)
 
-    return _weigh_all(claim, pick_figure, PUBLISHED_SLACK)[0]
+    return _weigh_all(claim.conditions, pick_figure, PUBLISHED_SLACK)[0]
 
 
-def _pick_figure(claim: Claim, measured: Measurement | None, *, worst: bool) -> Figure | str:
+def _pick_figure(
+    claim: Claim, known: Mapping[str, Measurement], reference: str, *, worst: bool
+) -> Figure | str:
     """Return the figure to compare, or why there is none."""
+    measured = known.get(reference)
     if measured is None:
         return "not measured"
     if measured.missing:
@@ -253,12 +289,13 @@ def _pick_figure(claim: Claim, measured: Measurement | None, *, worst: bool) -> 
 
 
 def _weigh_all(
-    claim: Claim, pick_figure: Callable[[str], Figure | str], slack: float = 0.0
+    conditions: Iterable[Condition],
+    pick_figure: Callable[[str], Figure | str],
+    slack: float = 0.0,
 ) -> tuple[Verdict, tuple[Evidence, ...]]:
     """Return the verdict of all conditions together, and the evidence for each."""
     evidence = tuple(
-        weigh(one, [pick_figure(reference) for reference in one.references], slack)
-        for one in claim.conditions
+        weigh(one, [pick_figure(reference) for reference in one.references], slack) for one in conditions
     )
     verdicts = {one.verdict for one in evidence}
     return (FAILS if FAILS in verdicts else HOLDS if verdicts == {HOLDS} else OPEN), evidence

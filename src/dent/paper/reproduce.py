@@ -18,21 +18,22 @@ from dent.data import open_data
 from dent.evaluation import Evaluation
 from dent.evaluation.estimate import time_forward
 from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation, share_ray
+from dent.evaluation.plan import check_extras
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, explain_full_disk
 from dent.models import ROBUSTBENCH, build, load_model
-from dent.models.robustbench import list_folders, shorten_id
+from dent.models.robustbench import find_checkpoint, list_folders, shorten_id
 from dent.names import lookup
+from dent.paper.cells import load_judged_cell
 from dent.paper.results import (
     RESULTS,
     Reproduction,
     count_forwards,
     list_works,
-    load_judged_cell,
     make_work_evaluation,
     name_folder,
 )
-from dent.paper.scales import Scale, Work
+from dent.paper.scales import Scale, Work, list_robustbench
 from dent.paper.tables import PaperTable, tables
 from dent.storage import BusyError, replace_file
 
@@ -151,6 +152,7 @@ def _find_troubles(evaluations: dict[str, Evaluation], progress: Progress | None
                     progress(0, None, f"opening {what[0]}")
                 faults[what] = _try_to_open(open_it)
         why = [f"{what[0]} cannot be loaded: {faults[what]}" for what in opens if faults[what]]
+        why += filter(None, [_try_to_open(partial(check_extras, asked))])
         if why:
             troubles[key] = "; ".join(why)
     return troubles
@@ -163,6 +165,26 @@ def _try_to_open(open_it: Callable[[], object]) -> str:
     except Exception as error:  # the loaders of other packages raise what they like
         return " ".join(str(error).split()) or type(error).__name__
     return ""
+
+
+def list_missing_checkpoints(chosen: Sequence[PaperTable], folder: Path) -> list[str]:
+    """Return RobustBench's names of the files that the tables need and the folder does not have.
+
+    Raise ValueError if the tables need no model of RobustBench, or if the folder has none that they do.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"expected a folder of RobustBench's checkpoint files, got {folder}")
+    known = list_robustbench()
+    asked = {one.ask.model: None for table in chosen for one in table.references().values()}
+    needed = [known[name] for name in asked if name in known]
+    names = ", ".join(table.name for table in chosen)
+    if not needed:
+        raise ValueError(f"expected a table with models of RobustBench, such as table-1, got {names}")
+    missing = [key for key in needed if find_checkpoint(folder, key) is None]
+    if missing == needed:
+        files = ", ".join(f"{key}.pt" for key in needed)
+        raise ValueError(f"expected a file that {names} can use in {folder}, got none of {files}")
+    return missing
 
 
 @dataclass(frozen=True)

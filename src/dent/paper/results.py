@@ -1,133 +1,30 @@
-"""The results of a reproduction: the judged points of each evaluation, and every number beside ours."""
+"""The results of a reproduction: every number of the paper beside ours."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dent.defense.text import parse_settings
-from dent.evaluation import Evaluation, load_results
+from dent.evaluation import Evaluation
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.paired import JudgedPoints, pair_points
-from dent.evaluation.pipeline import load_points
 from dent.evaluation.plan import sketch_plan
-from dent.evaluation.results import Cost, Score, score_points
-from dent.paper.scales import Scale, Work, find_scale, resolve
+from dent.evaluation.results import Score, score_points
+from dent.paper.cells import JudgedCell
+from dent.paper.scales import ALONE, Scale, Work, resolve
 from dent.paper.tables import MEASURES, Ask, PaperTable, PublishedNumber, tables
 
 RESULTS = "paper.json"
-FORMAT = 1
+FORMAT = 2  # from 2 on, the whole scale is in the file: a later change of it changes no stored number
 COSTS = {"seconds": "seconds", "times seconds": "times_seconds", "times flops": "times_flops"}
+NAMES = {"adversarial": "claimed", "joint": "direct"}  # of the judged points, where they differ
 USUAL_SIZE = {"imagenet": 50_000}  # images of a test set, for estimates; CIFAR's have 10,000
-Points = dict[int, bool]  # by index in the data set: whether the answer is correct
-
-
-@dataclass(frozen=True)
-class JudgedCell:
-    """The outcome of one evaluation of one cell.
-
-    judged: which points are correct: "natural", under each attack by name, "direct" (all attacks on the
-    defended model itself), "protocol" (the reference AutoAttack, if it was run) and "worst" (all).
-    missing: units that failed or were not done.
-    """
-
-    asked: dict[str, Any]
-    judged: dict[str, Points]
-    cost: Cost | None = None
-    missing: tuple[str, ...] = ()
-    battle: dict[str, Any] | None = field(default=None, repr=False)
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def evaluation(self) -> Evaluation:
-        return Evaluation(**self.asked)
-
-    def judge(self, points: Points) -> JudgedPoints:
-        """Return points of this cell with their batches, in whose order they stand."""
-        known = points.keys() <= self._batch_of.keys()
-        return JudgedPoints(points, self._independent, self._batch_of if known else None)
-
-    @cached_property
-    def _batch_of(self) -> dict[int, int]:
-        size = self.evaluation.batch_size
-        return {point: place // size for place, point in enumerate(self.judged.get("natural", ()))}
-
-    @cached_property
-    def _independent(self) -> bool:
-        (defense,) = self.evaluation.defenses
-        return parse_settings(defense).independent
-
-    def points(self, name: str, *, cumulative: bool = False) -> Points | None:
-        """Return which points are correct naturally or under an attack; None if this was not judged.
-
-        "claimed" is what the paper would report: by its protocol, otherwise by the direct attacks.
-        cumulative: count only points that all attacks before this one leave correct too.
-        """
-        if name == "claimed":
-            name = "protocol" if "protocol" in self.judged else "direct"
-        if not self.judged.get(name) or not cumulative:
-            return self.judged.get(name) or None
-        names = list(self.judged)
-        left = [self.judged[one] for one in names[: names.index(name) + 1]]
-        common = set.intersection(*map(set, left))
-        return {point: all(one[point] for one in left) for point in left[-1] if point in common}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a small form: a digit for each point, and the points once where they are the same."""
-        usual = list(self.judged.get("natural", {}))
-        judged = {}
-        for name, points in self.judged.items():
-            bits = "".join("01"[one] for one in points.values())
-            same = list(points) == usual
-            judged[name] = bits if same else {"points": list(points), "correct": bits}
-        content: dict[str, Any] = {"asked": self.asked, "points": usual, "judged": judged}
-        content |= {"cost": vars(self.cost) if self.cost else None, "missing": list(self.missing)}
-        return content | {"versions": self.versions} | ({"battle": self.battle} if self.battle else {})
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> JudgedCell:
-        """Return the cell that `to_json` wrote.
-
-        >>> cell = JudgedCell({"n": 2}, {"natural": {4: True, 7: False}, "fpa": {7: False}})
-        >>> JudgedCell.from_json(cell.to_json()) == cell
-        True
-        """
-        judged = {}
-        for name, bits in content["judged"].items():
-            points = content["points"] if isinstance(bits, str) else bits["points"]
-            bits = bits if isinstance(bits, str) else bits["correct"]
-            if set(bits) - set("01"):
-                raise ValueError(f"expected digits 0 and 1 for {name}, got {bits!r}")
-            judged[name] = {int(one): bit == "1" for one, bit in zip(points, bits, strict=True)}
-        return cls(
-            asked=dict(content["asked"]),
-            judged=judged,
-            cost=Cost(**content["cost"]) if content["cost"] else None,
-            missing=tuple(content["missing"]),
-            battle=content.get("battle"),
-            versions=dict(content["versions"]),
-        )
-
-
-def load_judged_cell(folder: Path) -> JudgedCell:
-    """Return what the run of a single cell has judged so far."""
-    results = load_results(folder)
-    (judged,) = load_points(folder).values()
-    (cell,) = results.cells
-    return JudgedCell(
-        asked=results.about["asked"],
-        judged=judged,
-        cost=cell.cost,
-        missing=tuple(map(str, cell.missing)),
-        battle=cell.battle,
-        versions=results.about["versions"],
-    )
 
 
 @dataclass(frozen=True)
@@ -155,6 +52,11 @@ class Measurement:
     def ours(self) -> float | None:
         """The number measured here, in the unit of the published one."""
         return self.score.percent if self.score else self.value
+
+    @property
+    def is_left_out(self) -> bool:
+        """True if the scale does not measure this number."""
+        return self.work is None and self.missing is not None
 
     @property
     def difference(self) -> float | None:
@@ -202,7 +104,7 @@ class Measurement:
 
 def measure(
     number: PublishedNumber,
-    work: Work | None,
+    work: Work,
     cell: JudgedCell | None,
     other: JudgedCell | None = None,
 ) -> Measurement:
@@ -211,15 +113,13 @@ def measure(
     other: the cell of the defense that the number is compared with (`Ask.minus`).
     """
     ask = number.ask
-    if work is None:
-        return Measurement(number, None, missing="left out at this scale")
     if cell is None:
         return Measurement(number, work, missing="not run")
     if ask.measure in COSTS:
         value = getattr(cell.cost, COSTS[ask.measure], None) if cell.cost else None
         missing = _explain_missing(cell) if value is None else None
         return Measurement(number, work, value=value, missing=missing)
-    name = "claimed" if ask.measure == "adversarial" else ask.measure
+    name = NAMES.get(ask.measure, ask.measure)
     # The paper's numbers under AutoAttack's attacks are what all attacks up to each one leave.
     cumulative = ask.measure not in MEASURES and find_attack(ask.measure).kind == "direct"
     points = cell.points(name, cumulative=cumulative)
@@ -244,7 +144,9 @@ def measure(
 
 
 def _has_worst_case(ask: Ask) -> bool:
-    """Return False for natural inputs, and for mixed batches, which are not the deployed ones."""
+    """Return False for natural inputs, mixed batches, and sets of attacks that are run alone."""
+    if ask.attack in ALONE:
+        return False
     if ask.measure in MEASURES:
         return ask.measure == "adversarial"
     return find_attack(ask.measure).kind != "scenario"
@@ -281,8 +183,8 @@ class Reproduction:
         return {name: self._measure(table, number) for name, number in table.references().items()}
 
     def _measure(self, table: PaperTable, number: PublishedNumber) -> Measurement:
-        if self.scale.skips(table.name, number.column):
-            return measure(number, None, None)
+        if reason := self.scale.explain_left_out(table.name, number):
+            return Measurement(number, None, missing=reason)
         works = _list_works(number.ask, self.scale, table.name)
         keys = [self.key(work) for work in works]
         for key in keys:
@@ -310,15 +212,10 @@ class Reproduction:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that is needed to make every table again."""
-        usual = find_scale(self.scale.name).models
-        data = {
-            name: one.data
-            for name, one in self.scale.models.items()
-            if name in usual and one.data != usual[name].data
-        }
-        about = {"format": FORMAT, "scale": self.scale.name, "seed": self.seed, "device": self.device}
+        about = {"format": FORMAT, "scale": self.scale.model_dump(mode="json", exclude_defaults=True)}
+        about |= {"seed": self.seed, "device": self.device}
         cells = {key: self.cells[key].to_json() for key in sorted(self.cells)}
-        return about | {"data": data, "found": cells, "troubles": self.troubles}
+        return about | {"found": cells, "troubles": self.troubles}
 
 
 def load_reproduction(path: Path) -> Reproduction:
@@ -329,7 +226,7 @@ def load_reproduction(path: Path) -> Reproduction:
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}, expected {FORMAT}")
         cells = {key: JudgedCell.from_json(one) for key, one in content["found"].items()}
-        scale = find_scale(content["scale"]).with_data(content.get("data", {}))
+        scale = Scale(**content["scale"])
         troubles = {str(key): str(why) for key, why in content["troubles"].items()}
         return Reproduction(scale, cells, troubles, int(content["seed"]), str(content["device"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -348,6 +245,8 @@ def make_work_evaluation(work: Work, *, seed: int, device: str) -> Evaluation:
         data=work.data,
         n=work.n,
         batch_size=work.batch_size,
+        steps=work.steps,
+        queries=work.queries,
         norm=work.norm,
         eps=work.eps,
         protocol=work.protocol,
@@ -375,7 +274,7 @@ def list_works(chosen: Iterable[PaperTable], scale: Scale) -> list[Work]:
     works: dict[str, Work] = {}
     for table in chosen:
         for number in table.references().values():
-            if not scale.skips(table.name, number.column):
+            if scale.explain_left_out(table.name, number) is None:
                 for work in _list_works(number.ask, scale, table.name):
                     works.setdefault(_make_key(work, 0, "cpu"), work)
     return list(works.values())

@@ -1,11 +1,11 @@
 """Scales: what is loaded for the paper's models, how many images are used, and which attacks are run.
 
-A scale is a file of `data/scales`. It may give a table fewer images or other attacks.
+A scale is a file of `data/scales`. It may give a table fewer images or other attacks. It names the
+models of the paper that it does not have, whose numbers are not measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,12 +17,25 @@ from dent.declared import Declared
 from dent.defense.dent.settings import PRESETS
 from dent.defense.text import format_defense
 from dent.evaluation.suites import format_attack
+from dent.models.robustbench import find_checkpoint, resolve_id
 from dent.names import lookup
-from dent.paper.tables import FOLDER, SETS, Ask, AttackSet, find_table, read_mapping
+from dent.paper.tables import (
+    FOLDER,
+    SETS,
+    Ask,
+    AttackSet,
+    PublishedNumber,
+    find_table,
+    read_mapping,
+)
 from dent.texts import parse_text
 
 BATCH = Ask.batch_size  # the paper's batch size, unless it varies it
-ALONE = ("mixed", "none")  # sets whose numbers have no worst case, so no other attacks are run beside
+# Sets whose numbers have no worst case, so no other attacks are run beside.
+ALONE = ("mixed", "none", "transfer", "protocol")
+PROTOCOL_SET = "protocol"  # the set that is always run by the reference AutoAttack too
+NAMES = ("paper", "cpu-large", "cpu", "smoke")
+LEFT_OUT = "left out at this scale"
 
 
 def _read_tuple(value: Any) -> Any:
@@ -57,20 +70,27 @@ class LoadedModel(Declared):
 class Budget(Declared):
     """What a scale changes for one table; None means no change.
 
-    skip: names of columns that are not run.
+    batch_size: see `Scale`. steps, queries: replace the budget of every attack, the reference's too.
+    skip: names of columns that are not run. without: see `Scale`.
     """
 
     title: ClassVar[str] = "budget"
     n: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    queries: int | None = Field(default=None, ge=1)
     attacks: dict[AttackSet, Attacks] = Field(default_factory=dict)
     adaptive: Attacks | None = None
     skip: Texts = ()
+    without: dict[str, str] = Field(default_factory=dict)
 
 
 class Scale(Declared):
     """The models, images and attacks of a reproduction.
 
     n: number of images, the first of the data; None means all.
+    batch_size: size of a batch where the paper has its usual size.
+    without: the models of the paper that this scale does not have, and why.
     attacks: the attacks of each set. adaptive: attacks made for adaptation, run beside these for the
     worst case. protocol: sets beside which the reference AutoAttack is run as in the paper.
     most_updates: at most so many updates of a defense. most_attack_steps: at most so many steps of an
@@ -81,7 +101,9 @@ class Scale(Declared):
     name: str
     summary: str
     n: int | None = Field(ge=1)
+    batch_size: int = Field(default=BATCH, ge=1)
     models: dict[str, LoadedModel]
+    without: dict[str, str] = Field(default_factory=dict)
     attacks: dict[AttackSet, Attacks]
     adaptive: Attacks
     protocol: Texts = ()
@@ -109,28 +131,49 @@ class Scale(Declared):
         """Return the scale with ImageNet's images from a folder."""
         if folder is None:
             return self
-        data = {
-            name: one.data.replace("imagenet", f"imagenet:{folder}", 1)
-            for name, one in self.models.items()
-            if one.data.startswith("imagenet")
-        }
-        return self.with_data(data)
-
-    def with_data(self, data: Mapping[str, str]) -> Scale:
-        """Return the scale with other data for some models of the paper."""
         models = {
-            name: one.replace(data=data[name]) if name in data else one
+            name: one.replace(data=one.data.replace("imagenet", f"imagenet:{folder}", 1))
+            if one.data.startswith("imagenet")
+            else one
             for name, one in self.models.items()
         }
         return self.replace(models=models)
 
-    def skips(self, table: str, column: str) -> bool:
-        """Return True if a column of a table is not run at this scale.
+    def with_robustbench(self, folder: Path) -> Scale:
+        """Return the scale with RobustBench's own models, by its published files in a folder.
 
-        >>> [find_scale(name).skips("figure-4", "2/255") for name in ("smoke", "paper")]
-        [True, False]
+        The layout is RobustBench's: FOLDER/cifar10/Linf/Carmon2019Unlabeled.pt. A model whose file is
+        not there is not measured; nothing stands in for it.
         """
-        return column in self.tables.get(table, Budget()).skip
+        models, without = dict(self.models), dict(self.without)
+        for name, key in list_robustbench().items():
+            models.pop(name, None)
+            without.pop(name, None)
+            if file := find_checkpoint(folder, key):
+                data = find_scale("paper").models[name].data
+                models[name] = LoadedModel(model=f"robustbench:{file}", data=data)
+            else:
+                without[name] = f"not measured ({key}.pt is not in {folder})"
+        own = {
+            table: budget.replace(
+                without={one: why for one, why in budget.without.items() if one not in models}
+            )
+            for table, budget in self.tables.items()
+        }
+        return self.replace(models=models, without=without, tables=own)
+
+    def explain_left_out(self, table: str, number: PublishedNumber) -> str | None:
+        """Return why a number of a table is not measured at this scale, or None if it is.
+
+        >>> from dent.paper.tables import find_number
+        >>> number = find_number("figure-4/linf/dent/2/255")
+        >>> [find_scale(name).explain_left_out("figure-4", number) for name in ("smoke", "paper")]
+        ['left out at this scale', None]
+        """
+        own = self.tables.get(table, Budget())
+        if number.column in own.skip:
+            return LEFT_OUT
+        return {**self.without, **own.without}.get(number.ask.model)
 
 
 @dataclass(frozen=True)
@@ -139,6 +182,7 @@ class Work:
 
     attacks: those of the number's set, then those made for adaptation.
     n: None means all images. protocol: if True, the reference AutoAttack is run too.
+    steps, queries: if they are given, the budget of every attack, the reference's too.
     """
 
     model: str
@@ -151,6 +195,8 @@ class Work:
     batch_size: int
     protocol: bool
     battle: bool = False
+    steps: int | None = None
+    queries: int | None = None
     stands_in: bool = field(default=False, compare=False)
     note: str = field(default="", compare=False)
     architecture: str = field(default="", compare=False)
@@ -160,7 +206,7 @@ def scales() -> dict[str, Scale]:
     """Return all scales by name, the largest first.
 
     >>> list(scales())
-    ['paper', 'cpu', 'smoke']
+    ['paper', 'cpu-large', 'cpu', 'smoke']
     """
     return dict(_read_scales())
 
@@ -168,6 +214,20 @@ def scales() -> dict[str, Scale]:
 def find_scale(name: str) -> Scale:
     """Return a scale by its name."""
     return lookup("scale", name, scales())
+
+
+def list_robustbench() -> dict[str, str]:
+    """Return the models of the paper that RobustBench published, with the names of their files.
+
+    >>> list_robustbench()["ding2020-l2"]
+    'cifar10/L2/Ding2020MMA'
+    """
+    prefix = "robustbench:"
+    return {
+        name: resolve_id(one.model.removeprefix(prefix))
+        for name, one in find_scale("paper").models.items()
+        if one.model.startswith(prefix)
+    }
 
 
 def resolve(ask: Ask, scale: Scale, table: str) -> Work:
@@ -190,10 +250,11 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
     if ask.attack not in ALONE:
         attacks += scale.adaptive if own.adaptive is None else own.adaptive
     n = scale.n if own.n is None else own.n
-    batch_size = ask.batch_size
+    usual = scale.batch_size if own.batch_size is None else own.batch_size
+    batch_size = usual if ask.batch_size == BATCH else ask.batch_size
     if n is not None:
         # There are enough images for a batch that is larger than usual; too few make one batch.
-        n = max(n, batch_size) if n >= BATCH else n
+        n = max(n, batch_size) if n >= usual else n
         batch_size = min(batch_size, n)
     return Work(
         model=loaded.model,
@@ -204,8 +265,10 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
         attacks=attacks,
         n=n,
         batch_size=batch_size,
-        protocol=ask.attack in scale.protocol,
+        protocol=ask.attack in (*scale.protocol, PROTOCOL_SET),
         battle=ask.battle,
+        steps=own.steps,
+        queries=own.queries,
         stands_in=loaded.stands_in,
         note=loaded.note,
         architecture=loaded.architecture,
@@ -230,7 +293,7 @@ def _limit_updates(defense: str, most: int | None) -> str:
 
 @cache
 def _read_scales() -> dict[str, Scale]:
-    return {name: read_scale(FOLDER / "scales" / f"{name}.yaml") for name in ("paper", "cpu", "smoke")}
+    return {name: read_scale(FOLDER / "scales" / f"{name}.yaml") for name in NAMES}
 
 
 def read_scale(path: Path) -> Scale:

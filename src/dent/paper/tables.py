@@ -25,9 +25,15 @@ from dent.texts import read_number
 
 FOLDER = Path(__file__).parent / "data"
 # Sets of attacks; a scale says which attacks they are.
-AttackSet = Literal["autoattack", "autoattack-plus", "apgd-ce", "pgd", "mixed", "none"]
+AttackSet = Literal[
+    "autoattack", "autoattack-plus", "apgd-ce", "pgd", "mixed", "transfer", "protocol", "none"
+]  # fmt: skip
 SETS: tuple[AttackSet, ...] = get_args(AttackSet)
-MEASURES = ("natural", "adversarial", "seconds", "times seconds", "times flops")  # or an attack's name
+# Or an attack's name. protocol: under the reference AutoAttack, re-batching included. joint: under all
+# attacks on the defended model, each on whole batches.
+MEASURES = (
+    "natural", "adversarial", "protocol", "joint", "seconds", "times seconds", "times flops"
+)  # fmt: skip
 NORMS = ("linf", "l2", "l1")
 Axis = Literal["attack steps", "updates", "batch size", "eps", "share of adversarial inputs"]
 

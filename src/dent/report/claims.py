@@ -24,6 +24,11 @@ CLAIM_NOTES = (
         f"than {LEAST_BATCHES} batches.",
         "cannot be told",
     ),
+    Note(
+        "the number of the claim's conditions that the verdict is of; the others are about models or "
+        "settings that are not measured here.",
+        "1 of 3",
+    ),
 )
 TONES: dict[Verdict, Tone] = {"holds": "good", "does not hold": "bad"}
 
@@ -32,18 +37,23 @@ def claim_table(judgments: Sequence[Judgment]) -> Table:
     """Return a row for each claim, with its verdicts."""
     rows = []
     for one in judgments:
-        verdicts = (one.verdict, one.worst_verdict, one.published_verdict)
         claim = Value(one.claim.text, details=(one.claim.where,))
-        rows.append([claim, *map(_verdict_value, verdicts)])
+        ours = [verdict_value(verdict, one) for verdict in (one.verdict, one.worst_verdict)]
+        rows.append([claim, *ours, verdict_value(one.published_verdict)])
     columns = ("claim", "here", "worst case", "published")
     return Table("What the paper says, and what holds", columns, [Group(rows)], CLAIM_NOTES)
 
 
-def _verdict_value(verdict: Verdict | None) -> Value:
+def verdict_value(verdict: Verdict | None, judgment: Judgment | None = None) -> Value:
+    """Return a verdict as a cell, with how many conditions it is of if some are left out."""
     if verdict is None:
         return EMPTY
     tone = TONES.get(verdict, "")
-    return Value(verdict, strong=bool(tone), tone=tone)
+    details: tuple[str, ...] = ()
+    if judgment and judgment.left_out:
+        total = len(judgment.claim.conditions)
+        details = (f"{total - judgment.left_out} of {total}",)
+    return Value(verdict, details=details, strong=bool(tone), tone=tone)
 
 
 def summarize_claims(judgments: Sequence[Judgment]) -> list[str]:
@@ -70,6 +80,8 @@ def write_evidence(one: Judgment) -> str:
     """Return a claim with the numbers behind its verdicts."""
     note = f" {one.claim.note}" if one.claim.note else ""
     worst = "; ".join(evidence_lines(one.worst_evidence))
+    if one.left_out:
+        note += f" {one.left_out} of its {len(one.claim.conditions)} conditions are not measured here."
     end = f" In the worst case: {worst}." if worst else ""
     return f"{one.claim.text}{note} Here: {'; '.join(evidence_lines(one.evidence))}.{end}"
 

@@ -28,6 +28,7 @@ from dent.report.claims import claim_table, summarize_claims, write_evidence
 from dent.report.evaluation import explain_attacks
 from dent.report.figures import draw_curves
 from dent.report.format import (
+    NOTHING,
     format_count,
     format_interval,
     format_number,
@@ -45,6 +46,7 @@ HOW_TO_READ = (
 STANDS_IN = (
     "Where another model stands in for the paper's, compare the direction of a row, not its numbers."
 )
+NOT_MEASURED = "not measured"
 MISSING = (
     "Some numbers are missing, or are on fewer images. The same command tries again what failed."
 )  # fmt: skip
@@ -78,7 +80,7 @@ def part_tables(
     for part, rows in zip(table.parts, reproduction.measure_table(table), strict=True):
         head = "model" if _has_models(part) else ""
         groups = [
-            Group(list(_make_lines(numbers, interval_rows)), {head: title})
+            Group(list(_make_lines(numbers, interval_rows)), {head: label_row(title, numbers)})
             for title, numbers in zip(part.rows, rows, strict=True)
         ]
         notes = list_notes(reproduction, table) if part is table.parts[-1] else ()
@@ -93,9 +95,31 @@ def _has_models(part: Part) -> bool:
     return all(row[-4:].isdigit() for row in part.rows)
 
 
+def label_row(title: str, numbers: Sequence[Measurement]) -> str:
+    """Return the name of a row with the model that stands in for the paper's.
+
+    If that is not the same for all numbers of the row, a line of its own names them (`name_models`).
+    """
+    if all(one.is_left_out for one in numbers):
+        return f"{title} ({NOT_MEASURED})"
+    names = {name for name in map(_find_stand_in, numbers) if name}
+    return f"{title} ({names.pop()})" if len(names) == 1 else title
+
+
+def name_models(numbers: Sequence[Measurement]) -> list[Value]:
+    """Return the model that stands in, for each number, if it is not the same for the whole row."""
+    names = [_find_stand_in(one) for one in numbers]
+    return [Value(name or NOTHING) for name in names] if len(set(filter(None, names))) > 1 else []
+
+
+def _find_stand_in(one: Measurement) -> str | None:
+    return one.work.model.rpartition(":")[2] if one.work and one.work.stands_in else None
+
+
 def _make_lines(numbers: Sequence[Measurement], interval_rows: bool) -> Iterator[list[Value]]:
-    """Yield a line for each kind of number that there is; the line of ours is always there."""
+    """Yield a line for each kind of number that there is; ours is there unless all are left out."""
     lines = {
+        "model": name_models(numbers),
         "published": [_published_value(one) for one in numbers],
         "here": [_our_value(one, interval=not interval_rows) for one in numbers],
         INTERVAL: [_interval_value(one) for one in numbers] if interval_rows else [],
@@ -103,7 +127,8 @@ def _make_lines(numbers: Sequence[Measurement], interval_rows: bool) -> Iterator
         "worst case": [_worst_value(one.worst, interval=not interval_rows) for one in numbers],
     }
     for name, values in lines.items():
-        if name == "here" or any(not value.is_empty for value in values):
+        is_ours = name == "here" and not all(one.is_left_out for one in numbers)
+        if is_ours or any(not value.is_empty for value in values):
             shown = name if interval_rows else name.replace(" ", "\N{NO-BREAK SPACE}")
             yield [Value(shown), *values]
 
@@ -145,6 +170,7 @@ def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
         batches = sorted({one.batches for one in numbers if one.batches})
         cut = f", in {_format_range(batches)} batch{'es' * (batches[-1] > 1)}" if batches else ""
         notes.append(Note(f"n = {_format_range(counts)}{cut}."))
+    notes += [Note(text) for text in _list_limits(numbers)]
     scores = (score for one in numbers for score in (one.score, one.worst) if score)
     reasons = dict.fromkeys(score.why_no_interval for score in scores)
     notes += [Note(f"{why}.", "No interval") for why in reasons if why]
@@ -158,6 +184,22 @@ def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
         term = f"Incomplete, {len(incomplete)} of {len(keys)} evaluations"
         notes.append(Note(f"{_join_lines(incomplete[0])}.", term))
     return notes
+
+
+def _list_limits(numbers: Iterable[Measurement]) -> Iterator[str]:
+    """Yield in what batches and budgets are smaller than the paper's."""
+    known = [(one.number.ask, one.work) for one in numbers if one.work]
+    sizes = {(work.batch_size, ask.batch_size) for ask, work in known if ask.attack != "none"}
+    for size, usual in sorted(sizes):
+        if size != usual:
+            yield f"Batches of {format_count(size)} images, where the paper has {format_count(usual)}."
+    budgets = {(work.steps, work.queries) for _, work in known if work.steps or work.queries}
+    for steps, queries in sorted(budgets, key=str):
+        said = [f"{steps} steps"] * bool(steps) + [f"{queries} queries of Square"] * bool(queries)
+        yield (
+            f"The budget of every attack, the reference's too, is limited to {' and '.join(said)}; "
+            "AutoAttack has 100 steps and 5,000 queries."
+        )
 
 
 def _format_range(counts: Sequence[int]) -> str:
@@ -210,7 +252,9 @@ def list_not_begun(reproduction: Reproduction) -> list[str]:
     lines = []
     for table in tables().values():
         if table.name not in begun:
-            why = dict.fromkeys(one.missing for one in reproduction.by_reference(table).values())
+            numbers = reproduction.by_reference(table).values()
+            asked = [one for one in numbers if not one.is_left_out] or numbers
+            why = dict.fromkeys(one.missing for one in asked)
             lines.append(_join_lines(f"{title_table(table)}: {'; '.join(filter(None, why))}."))
     return lines
 

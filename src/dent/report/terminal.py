@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +34,7 @@ from dent.report.format import (
     format_setting,
 )
 from dent.report.paper import part_tables, title_table
-from dent.report.text import WIDTH, fold_lines, table_lines
+from dent.report.text import WIDTH, cell_text, fold_lines, table_lines
 from dent.training import Epoch, Step
 
 STYLES = {"title": "bold", "header": "bold", "group": "cyan", "row": "", "note": "dim"}
@@ -81,7 +82,7 @@ def show_claims(judgments: Sequence[Judgment]) -> None:
         shown.add_column(column, overflow="fold")
     for claim, *verdicts in group.rows:
         text = f"{claim.text} ({', '.join(claim.details)})"
-        shown.add_row(text, *(Text(one.text, _find_style(one)) for one in verdicts))
+        shown.add_row(text, *(Text(cell_text(one), _find_style(one)) for one in verdicts))
     _open_console(160).print(shown)
 
 
@@ -264,6 +265,19 @@ def work_rows(estimates: Sequence[WorkEstimate]) -> list[dict[str, Any]]:
         }
         for one in estimates
     ]
+
+
+def missing_checkpoint_lines(keys: Sequence[str], folder: Path) -> Iterator[str]:
+    """Yield which checkpoint files of RobustBench are not in a folder, and where they come from."""
+    for key in keys:
+        yield f"not in {folder}: {key}.pt; its row is not measured"
+    if keys:
+        dataset, threat, name = keys[0].split("/")
+        yield (
+            "These files come from RobustBench's model zoo, https://github.com/RobustBench/robustbench. "
+            f"Its package brings each to its place: robustbench.load_model({name!r}, "
+            f"model_dir={str(folder)!r}, dataset={dataset!r}, threat_model={threat!r})"
+        )
 
 
 def work_total_line(estimates: Sequence[WorkEstimate]) -> str:

@@ -94,7 +94,7 @@ def _measure_columns(table: Table) -> list[int]:
     sizes = []
     for place, column in enumerate(table.columns):
         cells = [
-            len(_cell_text(row[place])) + (len(_indent(group)) if place == 0 else 0)
+            len(cell_text(row[place])) + (len(_indent(group)) if place == 0 else 0)
             for group in table.groups
             for row in group.rows
         ]
@@ -103,7 +103,7 @@ def _measure_columns(table: Table) -> list[int]:
 
 
 def _row_line(group: Group, row: Sequence[Value], block: Sequence[int], sizes: Sequence[int]) -> Line:
-    texts = [_cell_text(row[place]) for place in block]
+    texts = [cell_text(row[place]) for place in block]
     text = _align([_indent(group) + texts[0], *texts[1:]], block, sizes)
     spans, end = [], 0
     for place, shown in zip(block, texts, strict=True):
@@ -123,7 +123,8 @@ def _align(texts: Sequence[str], block: Sequence[int], sizes: Sequence[int]) -> 
     return "  ".join(aligned).rstrip()
 
 
-def _cell_text(cell: Value, *, interval: bool = False) -> str:
+def cell_text(cell: Value, *, interval: bool = False) -> str:
+    """Return a cell with its mark and details. interval: with its interval too."""
     details = cell.list_details() if interval else cell.details
     return f"{cell.mark} {cell.text}".strip() + (f" ({', '.join(details)})" if details else "")
 
@@ -138,7 +139,7 @@ def table_markdown(table: Table) -> str:
         own: Mapping[str, str] = group.labels
         for row in group.rows:
             lines.append(
-                _markdown_row([*own.values(), *(_cell_text(cell, interval=True) for cell in row)])
+                _markdown_row([*own.values(), *(cell_text(cell, interval=True) for cell in row)])
             )
             own = dict.fromkeys(labels, "")
     return "\n".join(lines)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dent.evaluation.results import Results
 from dent.evaluation.store import explain_full_disk
+from dent.paper.reasons import read_reasons
 from dent.paper.results import Reproduction
 from dent.report.blocks import Page, Plot
 from dent.report.evaluation import evaluation_page, results_markdown
 from dent.report.html import make_anchors, page_html
 from dent.report.paper import paper_markdown, paper_page
+from dent.report.paper_pages import make_pages
 from dent.report.plots import INK, look
 from dent.storage import replace_file
 
@@ -40,6 +44,26 @@ def write_paper(reproduction: Reproduction, folder: Path) -> None:
     """Write report.html and report.md of a reproduction."""
     write_page(reproduction, folder / "report.html")
     _write(folder / "report.md", paper_markdown(reproduction))
+
+
+def write_paper_pages(reproductions: Sequence[Reproduction], file: Path) -> Path:
+    """Write reproductions side by side as Markdown: the overview to a file.md, all else to a folder.
+
+    The folder is named as the file. It gets a page for the claims and for each table, and the stores
+    SCALE.json, which have every number of the pages. Its `why.yaml` says why claims do not hold.
+    """
+    folder = file.with_suffix("")
+    repeated = [
+        name for name, count in Counter(one.scale.name for one in reproductions).items() if count > 1
+    ]
+    if repeated:
+        raise ValueError(f"expected each scale once, got several of scale {repeated[0]}")
+    reasons = read_reasons(folder, reproductions)
+    for name, text in make_pages(reproductions, reasons, folder=folder.name).items():
+        _write(folder / name if name else file, text)
+    for one in reproductions:
+        _write(folder / f"{one.scale.name}.json", json.dumps(one.to_json()) + "\n")
+    return folder
 
 
 def _write(file: Path, text: str) -> None:

@@ -13,20 +13,49 @@ from torch import Tensor
 from dent.attacks.adaptive.submission import pick_strongest, submit, transfer
 from dent.attacks.adaptive.views import DynamicDefense, State
 from dent.attacks.apgd import apgd, apgd_targeted
-from dent.attacks.autoattack import ATTACKS
+from dent.attacks.autoattack import ATTACKS, autoattack
 from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, read_arguments
+from dent.attacks.norms import unsqueeze_like
 from dent.attacks.own import OwnAttack, run_own
 from dent.attacks.search import AttackResult, Model
 from dent.attacks.targets import select_targets
 from dent.names import import_function, is_function_path, lookup
+
+MOST_TARGETS = 3  # unless told
+
+
+def stop_at_success(
+    model: Model,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    eps: float,
+    norm: str,
+    steps: int,
+    mask: Tensor | None = None,
+    seed: int = 0,
+    **_: Any,
+) -> AttackResult:
+    """Return the first point that breaks each input, and the input itself where none does.
+
+    So AutoAttack leaves its points. They transfer worse than points of highest loss: each lies just
+    behind the boundary of the model that was attacked.
+    """
+    result = autoattack(
+        model, inputs, labels, eps=eps, norm=norm, attacks=["apgd-ce", "apgd-dlr"], steps=steps,
+        joint=False, mask=mask, seed=seed,
+    )  # fmt: skip
+    points = torch.where(unsqueeze_like(result.broken, inputs), result.inputs, inputs)
+    return replace(result, inputs=points)
+
 
 OFFLINE: dict[str, Callable[..., AttackResult]] = {
     "apgd-ce": ATTACKS["apgd-ce"],
     "apgd-dlr": ATTACKS["apgd-dlr"],
     "apgd-margin": partial(apgd, loss="margin"),
     "apgd-t": apgd_targeted,
+    "first-success": stop_at_success,
 }
-MOST_TARGETS = 3  # unless told
 
 
 def denying_updates(

@@ -1,0 +1,110 @@
+"""Why claims of the paper do not hold: one sentence each, from a measurement.
+
+The sentences are data: a file `why.yaml` beside stored results, with an entry for each claim and scale.
+An entry names what was measured: a JSON file beside it, or numbers of the tables by reference. Every
+number of its sentence must be one of these.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from pydantic import Field
+
+from dent.declared import Declared, raise_faults
+from dent.names import lookup
+from dent.paper.claims import claims
+from dent.paper.results import Reproduction
+from dent.paper.tables import tables
+
+REASONS = "why.yaml"
+NUMBER = re.compile(r"(?<![\w.-])-?\d[\d,]*(?:\.\d+)?(?![\w-])")  # none that is part of a name
+
+
+class Reason(Declared):
+    """Why a claim does not hold at a scale.
+
+    claim: its text. source: a JSON file beside this one that has the numbers of the sentence.
+    references: numbers of the tables that are in the sentence.
+    """
+
+    title: ClassVar[str] = "reason"
+    claim: str
+    scale: str
+    why: str = Field(min_length=1)
+    source: str | None = None
+    references: list[str] = Field(default_factory=list)
+
+
+def read_reasons(folder: Path, reproductions: Iterable[Reproduction]) -> dict[tuple[str, str], str]:
+    """Return the sentences of a folder by scale and claim; none if it has no such file.
+
+    Raise one ValueError that lists every fault: an unknown claim or scale, more than a sentence, or a
+    number that was not measured.
+    """
+    file = folder / REASONS
+    if not file.is_file():
+        return {}
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) or []
+    if not isinstance(content, list):
+        raise ValueError(f"expected a list of reasons in {file}, got {type(content).__name__}")
+    known = {one.scale.name: one for one in reproductions}
+    reasons: dict[tuple[str, str], str] = {}
+    faults = []
+    for place, entry in enumerate(content, 1):
+        try:
+            if not isinstance(entry, dict):
+                raise TypeError(f"expected claim, scale, why and what was measured, got {entry!r}")
+            reason = Reason(**entry)
+            lookup("claim", reason.claim, {one.text: one for one in claims()})
+            if (reason.scale, reason.claim) in reasons:
+                raise ValueError(f"expected one sentence for scale {reason.scale}, got another")
+            _check_sentence(reason, folder, lookup("scale with results", reason.scale, known))
+            reasons[reason.scale, reason.claim] = reason.why
+        except (ValueError, TypeError, OSError) as error:
+            faults.append(f"reason {place}: {' '.join(str(error).split())}")
+    raise_faults(faults, f" of {file}")
+    return reasons
+
+
+def _check_sentence(reason: Reason, folder: Path, found: Reproduction) -> None:
+    """Raise ValueError if it is not one sentence, or has a number that was not measured."""
+    if not re.fullmatch(r"[^.]*(?:\.\d[^.]*)*\.", reason.why):
+        raise ValueError(f"expected one sentence that ends with a full stop, got {reason.why!r}")
+    if reason.source is None and not reason.references:
+        raise ValueError("expected a source or references: what was measured")
+    measured = list(_list_referenced(reason.references, found))
+    if reason.source is not None:
+        measured += _list_numbers(json.loads((folder / reason.source).read_text(encoding="utf-8")))
+    for text in NUMBER.findall(reason.why):
+        digits = len(text.partition(".")[2])
+        value = text.replace(",", "")
+        if all(f"{one:.{digits}f}" != value for one in measured):
+            raise ValueError(f"{text} is none of the numbers that were measured")
+
+
+def _list_referenced(references: Iterable[str], found: Reproduction) -> Iterator[float]:
+    """Yield our numbers, in the worst case too, their n, and the published ones."""
+    for reference in references:
+        table = lookup("table", reference.partition("/")[0], tables())
+        one = lookup("number", reference, found.by_reference(table))
+        worst = one.worst.percent if one.worst else None
+        for value in (one.ours, worst, float(one.n), one.number.published):
+            if value is not None:
+                yield value
+
+
+def _list_numbers(content: Any) -> Iterator[float]:
+    """Yield every number of a JSON file, wherever it stands."""
+    if isinstance(content, Mapping):
+        content = list(content.values())
+    if isinstance(content, list):
+        for one in content:
+            yield from _list_numbers(one)
+    elif isinstance(content, int | float) and not isinstance(content, bool):
+        yield float(content)

@@ -1,0 +1,284 @@
+"""The results of the paper as Markdown pages: an overview, the claims, and a page for each table.
+
+The pages put reproductions at several scales side by side. Every number of theirs comes from a store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from dent.paper.claims import Judgment, judge_claims
+from dent.paper.results import Measurement, Reproduction
+from dent.paper.tables import PaperTable, find_number, tables
+from dent.paper.verdicts import FAILS, HOLDS, OPEN, Verdict
+from dent.report.blocks import EMPTY, Group, Note, Table, Value
+from dent.report.claims import CLAIM_NOTES, evidence_lines, verdict_value
+from dent.report.format import format_count, format_number, format_percent
+from dent.report.paper import NOT_MEASURED, label_row, list_notes, name_models, name_table, title_table
+from dent.report.text import markdown_list, table_markdown
+
+SIZES = {"cpu": "small", "cpu-large": "large"}  # what the pages call a scale
+# The numbers of the overview: of one row of a table each, its columns.
+HEADLINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "AT (ding2020), Linf 8/255: static / dent / dent+",
+        "table-1/linf 8/255/ding2020",
+        ("static", "dent", "dent+"),
+    ),
+    (
+        "AT (ding2020), L2 0.5: static / dent / dent+",
+        "table-1/l2 0.5/ding2020",
+        ("static", "dent", "dent+"),
+    ),
+    ("nominal (Table 4), Linf 1.5/255: static", "table-4/nominal ResNet-26-4/static", ("linf 1.5/255",)),
+    (
+        "nominal (Table 4), Linf 1.5/255: dent with Sigma",
+        "table-4/nominal ResNet-26-4/Delta, dynamic Sigma, 10 updates",
+        ("linf 1.5/255",),
+    ),
+    (
+        "AT (ding2020), Linf 8/255: dent+ after 0 / 1 / 3 / 6 updates",
+        "table-7/dent+/ding2020",
+        ("0", "1", "3", "6"),
+    ),
+)
+MOST = 4  # claims of a kind that the overview lists
+WHY_UNKNOWN = "No measurement says why yet."
+PUBLISHED = Note("as the paper prints it.", "published")
+HERE = "the same number on our models, under the attacks in the notes, with its 95 % interval."
+WORST = Note(
+    "what stands when attacks made for adaptation are added; the paper did not run these.", "worst case"
+)
+
+
+def name_size(reproduction: Reproduction) -> str:
+    """Return what the pages call a reproduction: small, large, or the name of its scale."""
+    return SIZES.get(reproduction.scale.name, reproduction.scale.name)
+
+
+def make_pages(
+    reproductions: Sequence[Reproduction],
+    reasons: Mapping[tuple[str, str], str],
+    *,
+    folder: str,
+) -> dict[str, str]:
+    """Return Markdown by the name of its file: the overview as "", the others in the folder.
+
+    reasons: why a claim does not hold, by scale and claim.
+    """
+    judgments = {name_size(one): judge_claims(one) for one in reproductions}
+    pages = {"": _write_overview(reproductions, judgments, folder)}
+    pages["claims.md"] = _write_claims(reproductions, judgments, reasons)
+    for table in tables().values():
+        pages[f"{table.name}.md"] = _write_table(reproductions, table)
+    return pages
+
+
+# The overview
+
+
+def _write_overview(
+    reproductions: Sequence[Reproduction], judgments: Mapping[str, Sequence[Judgment]], folder: str
+) -> str:
+    parts = ["# The paper, reproduced"]
+    parts += [
+        f"**{size.capitalize()}** is scale `{one.scale.name}`: {one.scale.summary}."
+        for size, one in zip(judgments, reproductions, strict=True)
+    ]
+    parts += [markdown_list(_list_counts(judgments)), table_markdown(_headline_table(reproductions))]
+    parts += list(_list_verdicts(judgments))
+    links = [f"[{name_table(table)}]({folder}/{table.name}.md)" for table in tables().values()]
+    texts = [
+        f"[{table.caption}]({folder}/{table.name}.md)" for table in tables().values() if _is_text(table)
+    ]
+    shown = [link for link, table in zip(links, tables().values(), strict=True) if not _is_text(table)]
+    parts.append(f"Every number: {', '.join([*shown, *texts])}. [All claims]({folder}/claims.md).")
+    return _join(parts)
+
+
+def _is_text(table: PaperTable) -> bool:
+    return table.name.startswith("text-")
+
+
+def _list_counts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
+    for size, own in judgments.items():
+        here = Counter(one.verdict for one in own)
+        worst = Counter(one.worst_verdict for one in own if one.worst_verdict)
+        yield (
+            f"{size.capitalize()}: of {here.total()} claims of the paper, under its own kind of attack, "
+            f"{_count_verdicts(here)}; of the {worst.total()} on robustness, in the worst case, "
+            f"{_count_verdicts(worst)}."
+        )
+
+
+def _count_verdicts(counts: Mapping[Verdict, int]) -> str:
+    words: dict[Verdict, str] = {HOLDS: "hold", FAILS: "do not hold", OPEN: "cannot be told"}
+    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items())
+
+
+def _headline_table(reproductions: Sequence[Reproduction]) -> Table:
+    """Return some of the numbers: published, and at each scale here and in the worst case."""
+    columns = ["accuracy in %", "published"]
+    for one in reproductions:
+        columns += [name_size(one), f"{name_size(one)}, worst case", f"{name_size(one)}, n (batches)"]
+    rows = []
+    for title, row, names in HEADLINES:
+        references = [f"{row}/{name}" for name in names]
+        table = tables()[row.partition("/")[0]]
+        published = [find_number(reference).published for reference in references]
+        values = [Value(title), Value(" / ".join(map(format_percent, published)))]
+        for one in reproductions:
+            found = [one.by_reference(table)[reference] for reference in references]
+            if not any(number.ours is not None for number in found):
+                values += [Value(NOT_MEASURED), EMPTY, EMPTY]
+                continue
+            worst = [number.worst.percent if number.worst else None for number in found]
+            values.append(Value(" / ".join(format_percent(number.ours) for number in found)))
+            values.append(Value(" / ".join(map(format_percent, worst))))
+            values.append(Value(" / ".join(dict.fromkeys(map(_describe_n, found)))))
+        rows.append(values)
+    return Table("", columns, [Group(rows)])
+
+
+def _list_verdicts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
+    """Yield what holds and what does not, in the words of the claims."""
+    kinds: dict[str, tuple[Verdict, ...]] = {
+        "Holds under the paper's kind of attack": (HOLDS,),
+        "Does not hold": (FAILS,),
+    }
+    for title, verdicts in kinds.items():
+        found: dict[str, list[str]] = {}
+        for size, own in judgments.items():
+            for one in own:
+                if one.verdict in verdicts:
+                    found.setdefault(one.claim.text, []).append(_describe_size(size, one))
+        items = [f"{text} ({', '.join(sizes)})" for text, sizes in found.items()]
+        more = [f"and {len(items) - MOST} more"] * (len(items) > MOST)
+        yield f"**{title}**"
+        yield markdown_list([*items[:MOST], *more] or ["nothing that can be told"])
+
+
+def _describe_size(size: str, one: Judgment) -> str:
+    return f"{size}; in the worst case: {one.worst_verdict}" if one.worst_verdict else size
+
+
+# The claims
+
+
+def _write_claims(
+    reproductions: Sequence[Reproduction],
+    judgments: Mapping[str, Sequence[Judgment]],
+    reasons: Mapping[tuple[str, str], str],
+) -> str:
+    table = side_by_side(judgments)
+    parts = ["# Claims of the paper's text", table_markdown(table), markdown_list(table.notes)]
+    scales = {name_size(one): one.scale.name for one in reproductions}
+    failed = [
+        f"{one.claim.text} ({size}) {reasons.get((scales[size], one.claim.text), WHY_UNKNOWN)}"
+        for size, own in judgments.items()
+        for one in own
+        if FAILS in (one.verdict, one.worst_verdict)
+    ]
+    if failed:
+        parts += ["## Why claims do not hold", markdown_list(failed)]
+    parts.append("## The numbers behind each claim")
+    for place in range(len(next(iter(judgments.values()), ()))):
+        parts.append(
+            markdown_list(_list_evidence({size: own[place] for size, own in judgments.items()}))
+        )
+    return _join(parts)
+
+
+def side_by_side(judgments: Mapping[str, Sequence[Judgment]]) -> Table:
+    """Return a row for each claim, with its verdicts at each scale."""
+    columns = ["claim"]
+    for size in judgments:
+        columns += [size, f"{size}, worst case"]
+    rows = []
+    for same in zip(*judgments.values(), strict=True):
+        row = [Value(same[0].claim.text, details=(same[0].claim.where,))]
+        for one in same:
+            row += [verdict_value(one.verdict, one), verdict_value(one.worst_verdict, one)]
+        rows.append([*row, verdict_value(same[0].published_verdict)])
+    here = replace(CLAIM_NOTES[0], term=", ".join(judgments))
+    return Table("", [*columns, "published"], [Group(rows)], (here, *CLAIM_NOTES[1:]))
+
+
+def _list_evidence(same: Mapping[str, Judgment]) -> Iterator[str]:
+    """Yield a claim, then the numbers behind its verdicts at each scale."""
+    claim = next(iter(same.values())).claim
+    said = [f"{claim.text} {claim.note}".strip()]
+    for size, one in same.items():
+        said.append(f"{size.capitalize()}: {'; '.join(evidence_lines(one.evidence))}.")
+        if one.worst_evidence:
+            said.append(f"In the worst case: {'; '.join(evidence_lines(one.worst_evidence))}.")
+    yield " ".join(said)
+
+
+# The tables
+
+
+def _write_table(reproductions: Sequence[Reproduction], table: PaperTable) -> str:
+    parts = [f"# {title_table(table)}"]
+    measured = [one.measure_table(table) for one in reproductions]
+    for place, part in enumerate(table.parts):
+        groups = [
+            _make_group(title, [(name_size(one), found[place][row]) for one, found in zip(
+                reproductions, measured, strict=True)])
+            for row, title in enumerate(part.rows)
+        ]  # fmt: skip
+        parts += [f"**{part.name}**", table_markdown(Table("", ("", *part.columns), groups))]
+    sizes = ", ".join(map(name_size, reproductions))
+    parts.append(markdown_list([PUBLISHED, Note(HERE, sizes), WORST]))
+    for one in reproductions:
+        notes = [note for note in list_notes(one, table) if note.text != table.note]
+        parts += [f"**{name_size(one).capitalize()}**", markdown_list(notes)]
+    return _join([*parts, table.note])
+
+
+def _make_group(title: str, rows: Sequence[tuple[str, Sequence[Measurement]]]) -> Group:
+    """Return the lines of a row: published, then each scale under the label of its model."""
+    first = rows[0][1]
+    lines = []
+    if any(one.number.published is not None for one in first):
+        published = [one.number.published for one in first]
+        lines.append([Value("published"), *(Value(format_percent(one), one) for one in published)])
+    for size, numbers in rows:
+        if all(one.is_left_out for one in numbers):
+            lines.append([Value(f"{size}: {NOT_MEASURED}"), *[EMPTY] * len(numbers)])
+            continue
+        label = label_row(size, numbers)
+        if names := name_models(numbers):
+            lines.append([Value(f"{size}, model"), *names])
+        lines.append([Value(label), *map(_our_value, numbers)])
+        if any(one.worst for one in numbers):
+            lines.append([Value(f"{size}, worst case"), *map(_worst_value, numbers)])
+        if any(one.n for one in numbers):
+            lines.append([Value(f"{size}, n (batches)"), *(Value(_describe_n(one)) for one in numbers)])
+    return Group(lines, {"row": title})
+
+
+def _our_value(one: Measurement) -> Value:
+    if one.ours is None:
+        return EMPTY
+    text = format_percent(one.ours) if one.score else format_number(one.ours)
+    return Value(text, one.ours, one.interval)
+
+
+def _worst_value(one: Measurement) -> Value:
+    if one.worst is None:
+        return EMPTY
+    return Value(format_percent(one.worst.percent), one.worst.percent, one.worst.interval)
+
+
+def _describe_n(one: Measurement) -> str:
+    """Return the number of points, and of their batches."""
+    if not one.n:
+        return EMPTY.text
+    return f"{format_count(one.n)} ({format_count(one.batches)})" if one.batches else format_count(one.n)
+
+
+def _join(parts: Sequence[str]) -> str:
+    return "\n\n".join(filter(None, parts)) + "\n"
