@@ -18,8 +18,8 @@ setup: .venv/installed
 # And what tests, lint and types need.
 .venv/installed: .venv/usable
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
-	@# Its architectures are compared with ours; what it depends on is not needed for that.
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps robustbench
+	@# They are compared with dent; what they depend on is not needed for that, and pins old packages.
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps robustbench torchattacks torchvision
 	touch $@
 
 demo: .venv/usable
