@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without PASSIVE, threads that wait for work keep a busy machine's cores from doing it.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test test-browser test-slow lint wheel bench bench-attacks bench-scaling clean
+.PHONY: setup demo test test-browser test-slow lint docs wheel bench bench-attacks bench-scaling clean
 
 setup: .venv/installed
 
@@ -18,8 +18,8 @@ setup: .venv/installed
 # And what tests, lint and types need.
 .venv/installed: .venv/usable
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
-	@# Its architectures are compared with ours; what it depends on is not needed for that.
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps robustbench
+	@# They are compared with dent; what they depend on is not needed for that, and pins old packages.
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps robustbench torchattacks torchvision
 	touch $@
 
 demo: .venv/usable
@@ -43,6 +43,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The documentation site, in site/: open site/index.html. A broken link is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 # A wheel and a source archive in dist/, with the shipped weights and images.
 wheel: .venv/usable
 	rm -rf dist
@@ -60,4 +64,4 @@ bench-attacks: setup
 	$(BIN)/python benchmarks/attacks.py --json benchmarks/attacks.json
 
 clean:
-	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ from dent.paper.results import load_reproduction
 from dent.paper.tables import find_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in PAGES
@@ -83,6 +83,38 @@ def test_the_demo_is_what_the_readme_shows() -> None:
     for cell in asked.cells():
         assert re.search(rf"^  {re.escape(cell.defense)} ", readme, re.MULTILINE), cell
         assert f"{cell.model}, {cell.norm} {format_eps(cell.eps)}, n = {asked.n}" in readme
+
+
+def test_the_table_of_presets_is_what_the_demo_shows() -> None:
+    """Every number of the page of presets stands in the README, where the demo is shown."""
+    demo = re.search(r"```\nAccuracy in %\n(.*?)```", PAGES[0].read_text(), re.DOTALL)
+    assert demo is not None
+    shown: dict[str, list[str]] = {}
+    for line in demo[1].splitlines():
+        if found := re.match(r"([\w-]+), \w+ \S+, n = ", line):
+            model = found[1]
+        elif found := re.match(r"  (\S+) +(\S+) +(\S+) +≤ (\S+) .* (\S+)$", line):
+            shown[f"`{model}`, `{found[1]}`"] = [*found.groups()[1:]]
+    page = (ROOT / "docs" / "presets.md").read_text()
+    table = re.findall(r"^\| (`[\w-]+`, `\S+`) \| (.*) \|$", page, re.MULTILINE)
+    assert {name: numbers.split(" | ") for name, numbers in table} == shown
+    lost = re.findall(r"`(\S+)` \| \d+ forwards \| natural accuracy (\S+) to (\S+) %; "
+                      r"worst case (\S+) to (\S+) %", page)  # fmt: skip
+    assert len(lost) == 3
+    for defense, *numbers in lost:
+        model = "resnet20-nominal" if defense == "dent-nominal" else "resnet20-at"
+        before, after = shown[f"`{model}`, `static`"], shown[f"`{model}`, `{defense}`"]
+        assert numbers == [before[0], after[0], before[2], after[2]]
+
+
+def test_the_page_on_citing_is_the_citation_file() -> None:
+    page = (ROOT / "docs" / "cite.md").read_text()
+    paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
+    assert f"{{{paper['title']}}}" in page
+    names = [f"{author['family-names']}, {author['given-names']}" for author in paper["authors"]]
+    assert f"{{{' and '.join(names)}}}" in page
+    assert f"{{{paper['year']}}}" in page
+    assert f"{{{paper['journal']}}}" in page
 
 
 def test_the_summary_of_the_paper_is_what_was_found() -> None:

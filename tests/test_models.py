@@ -484,8 +484,13 @@ def test_external(library: str, fakes: list[Any], tmp_path: Path) -> None:
     load_model(f"{library}:tiny", weights="random", classes=5)
     assert not fakes[-1][1]
     assert fakes[-1][2] == {"num_classes": 5}
-    given = load_model(f"{library}:tiny", mean=0, std=1)
+    with pytest.raises(
+        ValueError, match=rf"{library}:tiny was trained with mean=.*got mean=0 and std=1"
+    ):
+        load_model(f"{library}:tiny", mean=0, std=1)
+    given = load_model(f"{library}:tiny", weights="random", mean=0, std=1)
     torch.testing.assert_close(given(inputs), tiny()(inputs))
+    load_model(f"{library}:tiny", mean=[0.5, 0.5, 0.5001], std=0.25)  # the same, as people round
 
     trained = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     torch.save(
@@ -505,6 +510,31 @@ def test_external(library: str, fakes: list[Any], tmp_path: Path) -> None:
 def test_external_offline(fakes: list[Any]) -> None:
     with pytest.raises(ValueError, match="timm could not make 'offline' .OSError: no network.; if it"):
         load_model("timm:offline")
+
+
+def test_the_normalization_of_a_model_of_timm_is_checked(
+    fakes: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = tiny()
+    net.pretrained_cfg = {"mean": (0.5,) * 3, "std": (0.25,) * 3}  # type: ignore[assignment]
+    Normalized(net, 0.5, 0.25)
+    with pytest.raises(ValueError, match="Sequential was trained with mean"):
+        Normalized(net, 0.5, 0.5)
+    net.pretrained_cfg.update(mean=(0.0,) * 3, std=(1.0,) * 3)  # type: ignore[operator, union-attr]
+    Normalized(net, 0, 1)
+
+    (tmp_path / "bare_timm.py").write_text(
+        "from torch import nn\ndef make():\n  net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))\n"
+        "  net.pretrained_cfg = {'mean': (0.5,), 'std': (0.25,)}\n  return net\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="nothing normalizes its images in .0, 1.; give mean"):
+        load_model("bare_timm:make")
+    load_model("bare_timm:make", mean=0.5, std=0.25)
+    with pytest.raises(ValueError, match="was trained with mean"):
+        load_model("bare_timm:make", mean=0, std=1)
+    torch.save(tiny().state_dict(), tmp_path / "own.pt")  # other weights, so another normalization
+    load_model("bare_timm:make", weights=tmp_path / "own.pt", mean=0, std=1)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])

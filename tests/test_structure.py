@@ -42,7 +42,7 @@ OUTSIDE: dict[str, set[str]] = {
     "defense": {"pydantic", "torch"},
     "testing": {"torch"},
     "attacks": {"pyautoattack", "torch"},
-    "models": {"robustbench", "timm", "torch", "torchvision"},
+    "models": {"huggingface_hub", "robustbench", "safetensors", "timm", "torch", "torchvision"},
     "data": {"PIL", "numpy", "torch"},
     "training": {"pydantic", "torch"},
     "evaluation": {"numpy", "pandas", "pydantic", "ray", "torch", "yaml"},
@@ -85,7 +85,7 @@ def test_importing_dent_loads_no_extra() -> None:
     assert "torch" in loaded
     extras = {"typer", "rich", "scipy", "sklearn", "foolbox", "torchattacks", "art", "pyautoattack"}
     extras |= {"PIL", "timm", "torchvision", "robustbench", "tensorboard", "wandb", "ray", "pandas"}
-    extras |= {"vl_convert", "fastapi", "jinja2", "prometheus_client"}
+    extras |= {"vl_convert", "fastapi", "jinja2", "prometheus_client", "huggingface_hub", "safetensors"}
     assert not loaded & extras
 
 

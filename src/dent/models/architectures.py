@@ -14,6 +14,8 @@ from dent.models.normalization import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Normalized,
+    Pair,
+    Values,
 )
 from dent.models.preact import preact_resnet18, preact_resnet18_bn, wrn_28_4, wrn_28_10, wrn_34_10
 from dent.models.resnet import (
@@ -65,8 +67,8 @@ def build(
     architecture: str,
     *,
     classes: int | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Values | None = None,
+    std: Values | None = None,
 ) -> Normalized:
     """Return a network with random weights, drawn by torch's current seed, and its normalization.
 
@@ -90,10 +92,7 @@ def check_classes(classes: int) -> None:
         raise ValueError(f"expected classes as a whole number of at least 1, got {classes!r}")
 
 
-Values = float | Sequence[float]
-
-
-def check_pair(mean: Values | None, std: Values | None) -> tuple[Values, Values] | None:
+def check_pair(mean: Values | None, std: Values | None) -> Pair | None:
     """Return both, or None if neither was given. Raise ValueError if only one was given."""
     if mean is None and std is None:
         return None

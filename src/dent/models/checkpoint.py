@@ -26,13 +26,18 @@ State = dict[str, Tensor]
 
 
 def read_checkpoint(file: str | Path | IO[bytes], *, source: str = "") -> Any:
-    """Return what `torch.save` wrote: tensors, numbers, text and containers of them. Never run code."""
+    """Return what `torch.save` wrote: tensors, numbers, text and containers of them. Never run code.
+
+    A file that ends in `.safetensors` is read as such, to a dict of tensors.
+    """
     source = source or str(file)
     if isinstance(file, str | Path):
         if not Path(file).exists():
             raise ValueError(f"expected a checkpoint at {source}, but there is no such file")
         if not Path(file).is_file():
             raise ValueError(f"expected a checkpoint at {source}, but it is not a file")
+        if Path(file).suffix == ".safetensors":
+            return _read_safetensors(file, source)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of foreign pickles, which end in an error anyway
@@ -49,6 +54,21 @@ def read_checkpoint(file: str | Path | IO[bytes], *, source: str = "") -> Any:
             f"{source} is no checkpoint that can be read: cut short, or not written by torch.save"
             f" ({type(error).__name__}); copy or download it again"
         ) from error
+
+
+def _read_safetensors(file: str | Path, source: str) -> State:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(f"{source} needs safetensors: pip install 'dent-defense[hf]'") from error
+    try:
+        state: State = load_file(file, device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{source} is no safetensors file that can be read ({error}); copy or download it again"
+        ) from error
+    return state
 
 
 def find_state(content: Any, *, source: str) -> State:

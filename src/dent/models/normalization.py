@@ -11,6 +11,9 @@ from torch import Tensor, nn
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
+Values = float | Sequence[float]
+Pair = tuple[Values, Values]  # mean and std
+
 
 class Normalized(nn.Module):
     """A model that gets (inputs - mean) / std. Both are a number, or one for each channel.
@@ -20,6 +23,8 @@ class Normalized(nn.Module):
 
     `class_names` are the names of the outputs in their order, or None if they are not known.
 
+    A model of timm knows the mean and std of its weights (`pretrained_cfg`). Others are refused.
+
     >>> Normalized(nn.Flatten(), mean=0.5, std=0.25)(torch.full((1, 1, 1, 1), 1.0))
     tensor([[2.]])
     """
@@ -28,11 +33,11 @@ class Normalized(nn.Module):
     std: Tensor
     class_names: tuple[str, ...] | None = None
 
-    def __init__(
-        self, model: nn.Module, mean: float | Sequence[float], std: float | Sequence[float]
-    ) -> None:
+    def __init__(self, model: nn.Module, mean: Values, std: Values) -> None:
         super().__init__()
         self.model = model
+        if (own := find_own_normalization(model)) is not None:
+            check_normalization((mean, std), own, source=type(model).__name__)
         means, stds = read_channels("mean", mean), read_channels("std", std)
         if len(means) != len(stds) and 1 not in (len(means), len(stds)):
             raise ValueError(
@@ -85,7 +90,7 @@ class PerImageNormalized(nn.Module):
         return self.model((inputs - mean) / std)  # type: ignore[no-any-return]
 
 
-def read_channels(kind: str, value: float | Sequence[float]) -> list[float]:
+def read_channels(kind: str, value: Values) -> list[float]:
     """Return `value` as one number for each channel. Raise ValueError if it is not.
 
     >>> read_channels("std", (0.5, 0.0))
@@ -104,3 +109,48 @@ def read_channels(kind: str, value: float | Sequence[float]) -> list[float]:
     if not values or not all(map(math.isfinite, values)) or (kind == "std" and min(values) <= 0):
         raise wrong
     return values
+
+
+def find_own_normalization(model: nn.Module) -> Pair | None:
+    """Return the mean and std that a model of timm was trained with (`pretrained_cfg`), or None."""
+    known = getattr(model, "pretrained_cfg", None)
+    if not isinstance(known, dict) or not known.get("mean") or not known.get("std"):
+        return None
+    return known["mean"], known["std"]
+
+
+def describe_weights(model: nn.Module, mean: Values, std: Values) -> None:
+    """Write the normalization of the weights that a model of timm has now into its `pretrained_cfg`."""
+    if find_own_normalization(model) is not None:
+        now = {"mean": read_channels("mean", mean), "std": read_channels("std", std)}
+        model.pretrained_cfg = model.pretrained_cfg | now  # type: ignore[operator]
+
+
+def check_normalization(given: Pair, own: Pair, *, source: str) -> None:
+    """Raise ValueError if the given mean and std are not those that the weights were trained with.
+
+    Wrong ones still give predictions, only worse ones, so nobody would notice.
+
+    >>> check_normalization((0.5, 0.5), (0.4, 0.2), source="timm:resnet18")
+    Traceback (most recent call last):
+    ...
+    ValueError: timm:resnet18 was trained with mean=0.4 and std=0.2, got mean=0.5 and std=0.5; leave \
+them out, or, for a model of timm with other weights, \
+model.pretrained_cfg.update(mean=..., std=...) first
+    """
+    if not (_is_close("mean", given[0], own[0]) and _is_close("std", given[1], own[1])):
+        raise ValueError(
+            f"{source} was trained with mean={own[0]} and std={own[1]}, got mean={given[0]} and"
+            f" std={given[1]}; leave them out, or, for a model of timm with other weights,"
+            " model.pretrained_cfg.update(mean=..., std=...) first"
+        )
+
+
+def _is_close(kind: str, given: Values, expected: Values, tolerance: float = 0.002) -> bool:
+    """Return True if both are the same numbers, as people round them. One stands for all channels."""
+    both = [read_channels(kind, values) for values in (given, expected)]
+    count = max(map(len, both))
+    if any(len(values) not in (1, count) for values in both):
+        return False
+    pairs = zip(*(values * (count // len(values)) for values in both), strict=True)
+    return all(abs(one - other) <= tolerance for one, other in pairs)

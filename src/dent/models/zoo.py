@@ -1,4 +1,4 @@
-"""Load any model by name: shipped, RobustBench, timm, torchvision, a file, or the user's own."""
+"""Load any model by name: shipped, of a library, of the Hub, a file, or the user's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from dent.models.architectures import MODELS, Values, build, check_classes, check_pair, count_parameters
+from dent.models.architectures import MODELS, build, check_classes, check_pair, count_parameters
 from dent.models.checkpoint import find_state, make_network, read_checkpoint, split_normalization
-from dent.models.external import load_external, load_file
-from dent.models.normalization import Normalized
+from dent.models.external import load_external, load_file, load_timm_files
+from dent.models.hub import fetch_hub, is_of_dent
+from dent.models.normalization import (
+    Normalized,
+    Pair,
+    Values,
+    check_normalization,
+    describe_weights,
+    find_own_normalization,
+)
 from dent.models.robustbench import ROBUSTBENCH, list_accuracies, load_robustbench, shorten_id
 from dent.models.shipped import load_shipped, read_cards
 from dent.names import import_function, lookup
 
-ENDINGS = (".pt", ".pth", ".th", ".ckpt", ".tar")  # suffixes of checkpoint files
+ENDINGS = (".pt", ".pth", ".th", ".ckpt", ".tar", ".safetensors")  # suffixes of checkpoint files
 
 
 def load_model(
@@ -42,13 +50,15 @@ def load_model(
       `robustbench:imagenet/Linf/Wong2020Fast` for the others. Give the published file as `weights`
       if the package `robustbench` should not download it;
     - `timm:NAME` or `torchvision:NAME`, pretrained unless `weights` is a file or "random";
+    - `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION`, a model of timm or of dent on the Hugging Face Hub;
     - a checkpoint that `dent train` wrote;
     - `package.module:function`, a function without arguments that returns a module, or a defense that
       has its static model as `model`. The current folder is searched too.
 
     `mean` and `std`, a number or one for each channel, normalize the inputs inside the model. By
     default they are those stored in the checkpoint, else those of the architecture. A function of
-    yours does its own. `mean=0, std=1` means no normalization.
+    yours does its own. `mean=0, std=1` means no normalization. If pretrained weights are known to need
+    others, they are refused.
 
     >>> model = load_model("resnet20", weights="random", classes=4)
     >>> model(torch.rand(2, 3, 32, 32)).shape
@@ -63,6 +73,9 @@ def load_model(
         return load_external(
             library, rest, weights=weights, classes=classes, mean=mean, std=std, device=device
         )
+    if library == "hf" and rest:
+        _refuse(name, weights=weights, classes=classes)
+        return _load_hub(rest, given, device)
     if name in (shipped := read_cards()):
         _refuse(name, weights=weights, classes=classes, mean=mean)
         return load_shipped(name, device=device)
@@ -87,8 +100,8 @@ def load_model(
     near = " or ".join(map(repr, get_close_matches(name, known)))
     raise ValueError(
         f"unknown model {name!r}; {f'did you mean {near}? ' if near else ''}Expected one of:"
-        f" {', '.join(known)}, timm:NAME, torchvision:NAME, robustbench:ID, package.module:function,"
-        " or a checkpoint file"
+        f" {', '.join(known)}, timm:NAME, torchvision:NAME, robustbench:ID, hf:OWNER/NAME,"
+        " package.module:function, or a checkpoint file"
     )
 
 
@@ -143,6 +156,7 @@ def list_models() -> list[dict[str, Any]]:
     forms = {
         "timm:NAME": ("a model of timm", "dent-defense[timm]"),
         "torchvision:NAME": ("a model of torchvision", "dent-defense[torchvision]"),
+        "hf:OWNER/NAME": ("a model of timm or of dent on the Hugging Face Hub", "dent-defense[hf]"),
         "FILE.pt": ("a checkpoint that dent train wrote", "the file"),
         "package.module:function": ("your own, made by a function of yours", "the module"),
     }
@@ -164,11 +178,33 @@ def _load_file(
     weights: str | Path,
     architecture: str | None,
     classes: int | None,
-    given: tuple[Values, Values] | None,
+    given: Pair | None,
     device: str | torch.device,
 ) -> Normalized:
-    source = str(weights)
-    content = read_checkpoint(weights)
+    return _load_content(read_checkpoint(weights), str(weights), architecture, classes, given, device)
+
+
+def _load_hub(name: str, given: Pair | None, device: str | torch.device) -> nn.Module:
+    files = fetch_hub(name)
+    if files.config is not None and not is_of_dent(files.config):
+        return load_timm_files(files, given, device=device)
+    content = read_checkpoint(files.weights, source=files.source)
+    if files.config is not None:
+        content = files.config | {"model": find_state(content, source=files.source)}
+    stored = check_pair(content.get("mean"), content.get("std")) if isinstance(content, dict) else None
+    if given is not None and stored is not None:
+        check_normalization(given, stored, source=files.source)
+    return _load_content(content, files.source, None, None, given, device)
+
+
+def _load_content(
+    content: Any,
+    source: str,
+    architecture: str | None,
+    classes: int | None,
+    given: Pair | None,
+    device: str | torch.device,
+) -> Normalized:
     state, stored = split_normalization(find_state(content, source=source))
     about = _describe(content)
     if architecture is None and "architecture" not in about:
@@ -207,7 +243,7 @@ def _load_function(
     spec: str,
     weights: str | Path | None,
     classes: int | None,
-    given: tuple[Values, Values] | None,
+    given: Pair | None,
     device: str | torch.device,
 ) -> nn.Module:
     _refuse(spec, classes=classes)
@@ -222,6 +258,14 @@ def _load_function(
     stored = load_file(net, weights) if weights is not None else None
     names = find_class_names(net) or (None if weights is None else find_class_names(weights))
     mean_and_std = given or stored
+    if mean_and_std is not None and weights is not None:
+        describe_weights(net, *mean_and_std)
+    if mean_and_std is None and weights is None and (own := find_own_normalization(net)) is not None:
+        raise ValueError(
+            f"{spec} returns a model of timm that was trained with mean={own[0]} and std={own[1]}, and"
+            " nothing normalizes its images in [0, 1]; give mean= and std=, or return"
+            " dent.models.Normalized(model, mean, std)"
+        )
     model = net if mean_and_std is None else Normalized(net, *mean_and_std)
     if names is not None:
         model.class_names = names  # type: ignore[assignment]
