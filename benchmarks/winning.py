@@ -108,7 +108,7 @@ def attack_defense(
 ) -> dict[str, list[bool]]:  # fmt: skip
     """Attack one batch in the order of the protocol; return which images stand after each attack."""
     defense = Defended(model, method)
-    at = {"eps": target.eps, "norm": target.norm, "steps": stage.steps}
+    at: dict[str, Any] = {"eps": target.eps, "norm": target.norm, "steps": stage.steps}
     attacks: dict[str, Callable[[Tensor, Tensor], Any]]
     if method.steps:  # an exact gradient goes through the updates
         whole = partial(unrolled, defense)
@@ -165,22 +165,24 @@ def compare(entry: Entry, control: Entry) -> Paired:
     return Paired(len(first), only_first, only_second, int((first & second).sum()))
 
 
-def tabulate(entries: dict[str, Entry]) -> list[str]:
-    """Return an aligned table: what stands after each attack, and the comparison with both controls.
+def correct_for_all(pairs: dict[str, Paired]) -> dict[str, Paired]:
+    """Return the comparisons with p by Holm over all candidates, also those that are not shown.
 
-    p is McNemar's, by Holm over all rows: those of `static`, then those of `views`.
+    A candidate that was dropped counts as one that showed nothing (p = 1).
     """
+    dropped = [Paired(1, 0, 0, 0)] * (len(CANDIDATES) - 1 - len(pairs))
+    return dict(zip(pairs, correct_pairs([*pairs.values(), *dropped]), strict=False))
+
+
+def tabulate(entries: dict[str, Entry]) -> list[str]:
+    """Return an aligned table: what stands after each attack, and the comparison with both controls."""
     attacks = list(dict.fromkeys(name for entry in entries.values() for name in entry["after"]))
     controls = {name: entries[name] for name in ("static", "views") if name in entries}
     pairs = {
-        control: dict(
-            zip(
-                others := [name for name in entries if name != control],
-                correct_pairs([compare(entries[name], entries[control]) for name in others]),
-                strict=True,
-            )
+        control: correct_for_all(
+            {name: compare(entry, own) for name, entry in entries.items() if name != control}
         )
-        for control in controls
+        for control, own in controls.items()
     }
     rows = [
         ["candidate", "forwards", "n", "natural", *(f"after {name}" for name in attacks[1:])]

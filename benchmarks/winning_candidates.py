@@ -21,6 +21,7 @@ from dent.declared import Number
 from dent.defense.defended import Method, Network, Variables
 from dent.defense.energy import Energy
 from dent.defense.memo import measure_mean_entropy
+from dent.defense.views import Crops, Frame
 from dent.seeds import make_generator
 
 Needs = Literal["nothing", "normalization", "batch-norm"]
@@ -252,14 +253,14 @@ CANDIDATES: dict[str, Method] = {
     "dim 0.8": MeanOfViews(views=("dim0.8",)),
     # Which views, at the cost of `views`.
     "framed views 1": MeanOfViews(views=add_mirrors("frame1")),
-    "framed views 2": MeanOfViews(views=add_mirrors("frame2")),
+    "framed views 2": Frame(),
     "framed views 3": MeanOfViews(views=add_mirrors("frame3")),
     "pair 3": MeanOfViews(views=make_square(3)[:2]),
     "pair 4": MeanOfViews(views=make_square(4)[:2]),
     "dim views 0.8": MeanOfViews(views=add_mirrors("dim0.8")),
     # Which views, at four to ten forwards.
     "square 3": MeanOfViews(views=make_square(3)),
-    "frame 2, square 3": MeanOfViews(views=(*add_mirrors("frame2"), *make_square(3))),
+    "frame 2, square 3": Crops(),
     "five crops": MeanOfViews(views=("frame2", *(f"{one}+frame2" for one in make_square(2)))),
     "ten crops": MeanOfViews(views=add_mirrors("frame2", *make_corners(2, "+frame2"))),
     "ten crops, frame 3": MeanOfViews(views=add_mirrors("frame3", *make_corners(3, "+frame3"))),
