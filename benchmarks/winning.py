@@ -119,10 +119,11 @@ def attack_defense(
         }
     else:
         # Search on a faster copy with the same answers; below, the defense itself judges the points.
-        faster = fuse_batch_norm(model, images[:8])
+        # A method that moves the normalization layers needs them.
+        faster = fuse_batch_norm(model, images[:8]) if method.needs == "nothing" else None
 
         def searched(inputs: Tensor) -> Tensor:
-            return method.predict(faster, inputs, ())  # type: ignore[arg-type]
+            return method.predict(faster, inputs, ()) if faster else defense(inputs)  # type: ignore[arg-type]
 
         joint = not method.independent
         attacks = {

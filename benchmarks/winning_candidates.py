@@ -252,15 +252,21 @@ CANDIDATES: dict[str, Method] = {
     "shift 4": MeanOfViews(views=("shift4,4",)),
     "dim 0.8": MeanOfViews(views=("dim0.8",)),
     # Which views, at the cost of `views`.
-    "framed views 1": MeanOfViews(views=add_mirrors("frame1")),
-    "framed views 2": Frame(),
+    "framed views 1": Frame(),
+    "framed views 2": MeanOfViews(views=add_mirrors("frame2")),
     "framed views 3": MeanOfViews(views=add_mirrors("frame3")),
     "pair 3": MeanOfViews(views=make_square(3)[:2]),
     "pair 4": MeanOfViews(views=make_square(4)[:2]),
     "dim views 0.8": MeanOfViews(views=add_mirrors("dim0.8")),
     # Which views, at four to ten forwards.
     "square 3": MeanOfViews(views=make_square(3)),
-    "frame 2, square 3": Crops(),
+    "frame 1, square 2": MeanOfViews(views=(*add_mirrors("frame1"), *make_square(2))),
+    "frame 1, square 3": Crops(),
+    "frames 1 and 2, square 3": MeanOfViews(views=(*add_mirrors("frame1", "frame2"), *make_square(3))),
+    "six crops": MeanOfViews(
+        views=(*add_mirrors("frame1"), *(f"{one}+frame1" for one in make_square(2)))
+    ),
+    "frame 2, square 3": MeanOfViews(views=(*add_mirrors("frame2"), *make_square(3))),
     "five crops": MeanOfViews(views=("frame2", *(f"{one}+frame2" for one in make_square(2)))),
     "ten crops": MeanOfViews(views=add_mirrors("frame2", *make_corners(2, "+frame2"))),
     "ten crops, frame 3": MeanOfViews(views=add_mirrors("frame3", *make_corners(3, "+frame3"))),

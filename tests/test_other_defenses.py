@@ -89,7 +89,7 @@ def plain_views(model: nn.Module, x: Tensor) -> Tensor:
 
 def plain_frame(model: nn.Module, x: Tensor) -> Tensor:
     inside = torch.zeros_like(x)
-    inside[:, :, 2:-2, 2:-2] = 1
+    inside[:, :, 1:-1, 1:-1] = 1
     return (model(x * inside) + model((x * inside).flip(-1))) / 2  # type: ignore[no-any-return]
 
 
@@ -476,8 +476,8 @@ def test_each_view_is_the_image_shifted() -> None:
 
 def test_a_frame_takes_its_pixels_from_the_attacker(net: nn.Module, images: Tensor) -> None:
     images = images.requires_grad_()
-    (slope,) = torch.autograd.grad(Defended(net, Frame(frame=1)).forward(images).square().sum(), images)
-    inside = slope[:, :, 1:-1, 1:-1]
+    (slope,) = torch.autograd.grad(Defended(net, Frame(frame=2))(images).square().sum(), images)
+    inside = slope[:, :, 2:-2, 2:-2]
     assert (inside != 0).all()
     assert slope.count_nonzero() == inside.numel()
 

@@ -117,20 +117,23 @@ class Views(Method):
 class Frame(Views):
     """Average the logits over the image and its mirror, both in a black frame.
 
-    A frame of one pixel for every sixteen is what was tried (32 x 32 pixels, `docs/winning.md`).
+    The default is for images of 32 x 32 pixels; `docs/winning.md` says what was tried.
     """
 
     name: ClassVar[str] = "frame"
 
-    frame: int = Field(2, description="Blacken so many outermost pixels of the unshifted image.", ge=0)
+    frame: int = Field(1, description="Blacken so many outermost pixels of the unshifted image.", ge=0)
 
 
 class Crops(Views):
-    """Average the logits over the framed image, its mirror, and shifts to the four corners."""
+    """Average the logits over the framed image, its mirror, and shifts to the four corners.
+
+    The defaults are for images of 32 x 32 pixels, as those of `Frame`.
+    """
 
     name: ClassVar[str] = "crops"
 
     shifts: int = Field(3, description="Add views shifted by so many pixels; 0 adds none.", ge=0)
     directions: Directions = Field("diagonal", description="Directions of the four shifts.")
-    frame: int = Field(2, description="Blacken so many outermost pixels of the unshifted image.", ge=0)
+    frame: int = Field(1, description="Blacken so many outermost pixels of the unshifted image.", ge=0)
     halve: bool = Field(True, description="Mirror two of the four shifts, and add no other mirrors.")
