@@ -37,7 +37,18 @@ __all__ = [
 ]
 
 MethodName = Literal[
-    "views", "memo", "anti-adversary", "hedge", "energy", "lame", "medbn", "sar", "eata", "bn-mix"
+    "views",
+    "frame",
+    "crops",
+    "memo",
+    "anti-adversary",
+    "hedge",
+    "energy",
+    "lame",
+    "medbn",
+    "sar",
+    "eata",
+    "bn-mix",
 ]
 
 
@@ -96,11 +107,11 @@ def defend(
       updates: 3 of adamod, lr 0.006, on information-maximization (mean)
       gradient: stale; independent: no
     )
-    >>> print(defend(model, "views:shifts=1"))
-    Defended(views
+    >>> print(defend(model, "anti-adversary:steps=3"))
+    Defended(anti-adversary
       model: Sequential, 1,570 parameters
-      settings: steps=0 gradient='stale' mirror=True shifts=1 directions='straight' padding='zero'
-      cost: 10 forwards; independent: if the model is
+      settings: steps=3 gradient='stale' lr=0.15
+      cost: 7 forwards; independent: if the model is
     )
     """
     name = "custom"
