@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Without PASSIVE, threads that wait for work keep a busy machine's cores from doing it.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: setup demo test test-browser test-slow lint docs wheel bench bench-attacks bench-scaling clean
+.PHONY: setup demo test test-browser test-slow test-wheel lint docs wheel bench bench-attacks bench-scaling clean
 
 setup: .venv/installed
 
@@ -22,8 +22,9 @@ setup: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps robustbench torchattacks torchvision
 	touch $@
 
+# One model and its defense: under a third of the work of `dent evaluate` without flags, on as many batches.
 demo: .venv/usable
-	$(BIN)/dent evaluate --out runs/demo
+	$(BIN)/dent evaluate --model resnet20-at --defense static --defense dent+ --out runs/demo
 
 # A process for each core, each with one thread: small tensors gain nothing from more.
 test: setup lint
@@ -53,6 +54,10 @@ wheel: .venv/usable
 	$(BIN)/pip install --quiet build
 	$(BIN)/python -m build --outdir dist .
 	test -z "$$(find dist -size +45M)"
+
+# The wheel where nothing else is installed, from another folder.
+test-wheel: wheel
+	$(BIN)/python -m pytest --quiet -m slow tests/test_wheel.py
 
 bench: setup
 	$(BIN)/python benchmarks/defense.py --json benchmarks/defense.json

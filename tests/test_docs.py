@@ -14,6 +14,7 @@ import yaml
 import dent
 from dent.evaluation import Evaluation, read_evaluation
 from dent.evaluation.spec import format_eps
+from dent.intervals import LEAST_BATCHES
 from dent.paper.claims import judge_claims
 from dent.paper.results import load_reproduction
 from dent.paper.tables import find_table
@@ -78,8 +79,15 @@ def run_example(name: str, *arguments: str, cwd: Path) -> str:
 def test_the_demo_is_what_the_readme_shows() -> None:
     """The table is checked where it is made; here, that the README tells the command that made it."""
     makefile, readme = (ROOT / "Makefile").read_text(), PAGES[0].read_text()
-    assert "dent evaluate --out runs/demo" in makefile
-    asked = Evaluation()
+    (flags,) = re.findall(r"dent evaluate (.*) --out runs/demo", makefile)
+    given = re.findall(r"--(\w+) (\S+)", flags)
+    assert " ".join(f"--{name} {value}" for name, value in given) == flags
+    asked = Evaluation(
+        models=[value for name, value in given if name == "model"],
+        defenses=[value for name, value in given if name == "defense"],
+    )
+    assert asked.n is not None
+    assert asked.n / asked.batch_size >= LEAST_BATCHES  # else the table has no p and no intervals
     for cell in asked.cells():
         assert re.search(rf"^  {re.escape(cell.defense)} ", readme, re.MULTILINE), cell
         assert f"{cell.model}, {cell.norm} {format_eps(cell.eps)}, n = {asked.n}" in readme

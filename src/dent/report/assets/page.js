@@ -17,7 +17,7 @@ function setUpContents() {
       links.get(entry.target.id).classList.add("here");
     }
   }, { rootMargin: "0px 0px -70% 0px" });
-  document.querySelectorAll("section").forEach((section) => watch.observe(section));
+  document.querySelectorAll("section, .chapter").forEach((section) => watch.observe(section));
 }
 
 /** Open the chapter that a link leads to, and all chapters on paper. */
