@@ -2,7 +2,8 @@
 
 A view is written as text: steps joined by "+", which act one after the other. `shift4,-4` moves the
 image down by 4 pixels and left by 4, `mirror` flips it, `scale0.8` shrinks it about its center,
-`rotate10` turns it by degrees, `dim0.8` multiplies it, `frame2` blackens its outermost 2 pixels. What
+`rotate10` turns it by degrees, `dim0.8` multiplies it, `frame2` blackens its outermost 2 pixels (`gray2`
+and `white2` color them, `edge2` repeats what is inside), and `pad2` adds 2 black pixels around it. What
 comes in from outside of the image is zero.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -22,6 +24,7 @@ from dent.defense.defended import Method, Network, Variables
 from dent.defense.energy import Energy
 from dent.defense.memo import measure_mean_entropy
 from dent.defense.views import Crops, Frame
+from dent.names import lookup
 from dent.seeds import make_generator
 
 Needs = Literal["nothing", "normalization", "batch-norm"]
@@ -44,9 +47,28 @@ def turn(images: Tensor, *, angle: float = 0.0, scale: float = 1.0) -> Tensor:
     return F.grid_sample(images, grid, align_corners=False)
 
 
-def add_frame(images: Tensor, size: int) -> Tensor:
-    """Return the images with zeros in their outermost pixels."""
-    return F.pad(images[:, :, size:-size, size:-size], (size,) * 4)
+def add_frame(images: Tensor, size: int, color: float = 0.0) -> Tensor:
+    """Return the images with one color in their outermost pixels."""
+    return F.pad(images[:, :, size:-size, size:-size], (size,) * 4, value=color)
+
+
+def repeat_inside(images: Tensor, size: int) -> Tensor:
+    """Return the images with the pixels inside of a frame repeated in it."""
+    return F.pad(images[:, :, size:-size, size:-size], (size,) * 4, mode="replicate")
+
+
+STEPS: dict[str, Callable[..., Tensor]] = {
+    "shift": lambda images, down, right: shift(images, int(down), int(right)),
+    "mirror": lambda images: images.flip(3),
+    "scale": lambda images, scale: turn(images, scale=scale),
+    "rotate": lambda images, angle: turn(images, angle=angle),
+    "dim": lambda images, factor: images * factor,
+    "frame": lambda images, size: add_frame(images, int(size)),
+    "gray": lambda images, size: add_frame(images, int(size), 0.47),  # the mean of CIFAR-10
+    "white": lambda images, size: add_frame(images, int(size), 1.0),
+    "edge": lambda images, size: repeat_inside(images, int(size)),
+    "pad": lambda images, size: F.pad(images, (int(size),) * 4),
+}
 
 
 def make_view(images: Tensor, view: str) -> Tensor:
@@ -54,21 +76,8 @@ def make_view(images: Tensor, view: str) -> Tensor:
     for step in view.split("+"):
         found = re.fullmatch(r"([a-z]+)([\d.,-]*)", step)
         kind, numbers = (found[1], found[2]) if found else (step, "")
-        if kind == "shift":
-            down, right = map(int, numbers.split(","))
-            images = shift(images, down, right)
-        elif kind == "mirror":
-            images = images.flip(3)
-        elif kind == "scale":
-            images = turn(images, scale=float(numbers))
-        elif kind == "rotate":
-            images = turn(images, angle=float(numbers))
-        elif kind == "dim":
-            images = images * float(numbers)
-        elif kind == "frame":
-            images = add_frame(images, int(numbers))
-        else:
-            raise ValueError(f"expected shift, mirror, scale, rotate, dim or frame, got {step!r}")
+        values = [float(one) for one in numbers.split(",") if one]
+        images = lookup("step of a view", kind, STEPS)(images, *values)
     return images
 
 
