@@ -46,7 +46,7 @@ lint: setup
 
 # The documentation site, in site/: open site/index.html. A broken link is an error.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A wheel and a source archive in dist/, with the shipped weights and images.
 wheel: .venv/usable

@@ -21,6 +21,7 @@ from dent.paper.tables import find_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAPER = (ROOT / "docs" / "paper.md").read_text()
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")
     for page in PAGES
@@ -93,26 +94,30 @@ def test_the_demo_is_what_the_readme_shows() -> None:
         assert f"{cell.model}, {cell.norm} {format_eps(cell.eps)}, n = {asked.n}" in readme
 
 
-def test_the_table_of_presets_is_what_the_demo_shows() -> None:
-    """Every number of the page of presets stands in the README, where the demo is shown."""
-    demo = re.search(r"```\nAccuracy in %\n(.*?)```", PAGES[0].read_text(), re.DOTALL)
-    assert demo is not None
-    shown: dict[str, list[str]] = {}
-    for line in demo[1].splitlines():
-        if found := re.match(r"([\w-]+), \w+ \S+, n = ", line):
-            model = found[1]
-        elif found := re.match(r"  (\S+) +(\S+) +(\S+) +≤ (\S+) .* (\S+)$", line):
-            shown[f"`{model}`, `{found[1]}`"] = [*found.groups()[1:]]
+def test_the_numbers_of_the_presets_are_those_of_the_demo_and_the_results() -> None:
+    readme, results = PAGES[0].read_text(), (ROOT / "docs" / "results.md").read_text()
+    demo = {
+        name: numbers
+        for name, *numbers in re.findall(r"^  (\S+) +(\S+) +(\S+) +≤ (\S+) ", readme, re.MULTILINE)
+    }
     page = (ROOT / "docs" / "presets.md").read_text()
-    table = re.findall(r"^\| (`[\w-]+`, `\S+`) \| (.*) \|$", page, re.MULTILINE)
-    assert {name: numbers.split(" | ") for name, numbers in table} == shown
-    lost = re.findall(r"`(\S+)` \| \d+ forwards \| natural accuracy (\S+) to (\S+) %; "
-                      r"worst case (\S+) to (\S+) %", page)  # fmt: skip
-    assert len(lost) == 3
-    for defense, *numbers in lost:
-        model = "resnet20-nominal" if defense == "dent-nominal" else "resnet20-at"
-        before, after = shown[f"`{model}`, `static`"], shown[f"`{model}`, `{defense}`"]
-        assert numbers == [before[0], after[0], before[2], after[2]]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    shown = [row for row in rows if len(row) == 6 and row[0].startswith("`")]
+    for _, defense, claimed, worst, images, source in shown:
+        if source == "`make demo`":
+            assert [claimed, worst] == demo[defense.strip("`")][1:]
+        else:
+            assert f"| {claimed} | {worst} | {images} |" in results, f"presets.md: {defense}"
+    assert len(shown) == 5
+
+    lost = {row[2].strip("`"): re.findall(r"[\d.]+", row[4]) for row in rows if len(row) == 5}
+    table = [(row[1], row[3].split(" / ")) for row in shown]
+    static, dent = table[2][1][:2]
+    (natural,) = re.findall(r"^\| `resnet20-at` \| 0 \| ([\d.]+),", PAPER, re.MULTILINE)
+    (after,) = re.findall(r"`resnet20-at` \| 0 .*?\n\| \| 30 \| ([\d.]+),", PAPER, re.DOTALL)
+    assert lost["dent+"] == [demo["static"][0], demo["dent+"][0], demo["static"][2], demo["dent+"][2]]
+    assert lost["dent"] == [natural, after, static, dent]
+    assert lost["dent-nominal"] == [table[3][1][0], table[4][1][0]]
 
 
 def test_the_page_on_citing_is_the_citation_file() -> None:

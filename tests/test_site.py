@@ -25,13 +25,13 @@ pytestmark = pytest.mark.skipif(IS_MISSING, reason="needs the extra docs")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site as `make docs` does. A link that leads nowhere ends the build."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
     )
     assert built.returncode == 0, built.stderr
-    assert not built.stderr
+    assert "WARNING" not in built.stderr
     return folder
 
 
