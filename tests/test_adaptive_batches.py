@@ -15,7 +15,7 @@ from test_adaptive import Centered, Recorder, count_broken, make_centered, make_
 from torch import Tensor, nn
 
 import dent
-from dent.attacks import adaptive, apgd
+from dent.attacks import adaptive, apgd, autoattack
 from dent.attacks.adaptive import Direct, Unrolled
 from dent.attacks.losses import margin
 
@@ -55,6 +55,24 @@ def test_denying_updates_submits_the_points_of_highest_loss(
     on_static = apgd(static, inputs, labels, joint=True, **settings)
     assert results["apgd-ce"].queries == on_static.queries + len(inputs)
     assert torch.equal(results["apgd-ce"].inputs, on_static.inputs)
+
+
+def test_points_that_stop_at_the_first_success_are_those_that_autoattack_leaves(
+    robust: tuple[nn.Module, Tensor, Tensor],
+) -> None:
+    """Broken inputs lie where they first broke, with less loss than they could have; others stay."""
+    static, inputs, labels = robust
+    settings: dict[str, Any] = {"eps": EPS, "steps": 8}
+    names = ("apgd-ce", "first-success")
+    results = adaptive.offline(static, static, inputs, labels, attacks=names, **settings)
+    highest, first = (results[name].inputs for name in names)
+    plain = autoattack(static, inputs, labels, attacks=["apgd-ce", "apgd-dlr"], **settings)
+    moved = (first != inputs).flatten(1).any(1)
+    assert torch.equal(first[moved], plain.inputs[moved])
+    assert not (moved & ~plain.broken).any()
+    assert torch.equal(results["first-success"].success, plain.broken)
+    low, high = (F.cross_entropy(static(one), labels, reduction="none") for one in (first, highest))
+    assert (high - low)[moved].mean() > 0.1
 
 
 @given(count=st.integers(1, 200), share=st.floats(0.001, 1), seed=st.integers(0, 50))

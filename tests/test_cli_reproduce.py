@@ -13,11 +13,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from reproductions import failed, reproduction
 from runs import evaluated, snapshot
 
+from dent import load_data, load_model
 from dent.cli import main
 from dent.cli import reproduce as verb
+from dent.models import ROBUSTBENCH
 from dent.paper import reproduce as work
 from dent.paper.claims import judge_claims
 from dent.paper.reproduce import CELLS
@@ -106,11 +109,17 @@ def test_the_list_says_what_is_measured(dent: Command, ran: Path) -> None:
         (["reproduce", "table-1", "stota"], "did you mean 'sota'"),
         (["reproduce", "all", "tabel-1"], "did you mean 'table-1'"),
         (["reproduce", "table-1", "--scale", "smok"], "did you mean 'smoke'"),
-        (["reproduce", "table-1", "--dry-run", "--scale", "large"], "paper, cpu, smoke"),
+        (["reproduce", "table-1", "--dry-run", "--scale", "large"], "paper, cpu-large, cpu, smoke"),
         ([*SMALL, "--engine", "rey"], "here, ray"),
         ([*SMALL, "--device", "cuda:7"], "cannot be loaded"),
         (["report", "nowhere"], "nowhere"),
         (["report", "nowhere.json"], "nowhere.json"),
+        (["report", "a", "b"], "expected one run, or out as a file.md for several, got 2 runs"),
+        (["report", "a", "--out", "x.md", "--pictures", "b"], "expected pictures with an HTML file"),
+        (["report", "nowhere", "--out", "x.md"], "nowhere"),
+        ([*SMALL, "--models", "nowhere"], "expected a folder of RobustBench's checkpoint files"),
+        ([*SMALL, "--models", "."], "expected a table with models of RobustBench, such as table-1"),
+        (["reproduce", "table-2", "--models", "."], "got none of cifar10/Linf/Wong2020Fast.pt, cifar"),
     ],
 )
 def test_what_is_wrong_is_said_before_any_work(
@@ -202,7 +211,7 @@ def test_a_dry_run_of_the_paper_needs_no_weights(
 def test_a_dry_run_of_what_can_be_done(dent: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "time_forward", lambda model, inputs: float(inputs.shape[-1]))
     rows = json.loads(dent("reproduce", "all", "--scale", "smoke", "--dry-run", "--json").out)
-    assert len(rows) == 49
+    assert len(rows) == 63
     assert {row["trouble"] for row in rows} == {None}
     assert all(row["seconds"] == 32 * row["forwards"] for row in rows)
     # A piece of work stands at the first table that needs it.
@@ -221,7 +230,81 @@ def test_the_time_of_an_unknown_network_is_unknown() -> None:
         )
 
 
+# RobustBench's own checkpoints
+
+
+def save_checkpoint(folder: Path, key: str) -> None:
+    """A file of the published layout, with random weights."""
+    file = folder / f"{key}.pt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    torch.save({"state_dict": ROBUSTBENCH[key].make().state_dict()}, file)
+
+
+def test_checkpoints_of_robustbench_take_the_place_of_stand_ins(dent: Command, tmp_path: Path) -> None:
+    wong = "cifar10/Linf/Wong2020Fast"
+    save_checkpoint(tmp_path / "zoo", wong)
+    arguments = ["reproduce", "table-1", "--scale", "smoke", "--threads", "1", "--models", "zoo"]
+    said = dent(*arguments, "--out", "run")
+    assert said.code == 0, said.err
+    absent = ["Linf/Carmon2019Unlabeled", "Linf/Ding2020MMA", "L2/Rice2020Overfitting"]
+    absent += ["L2/Rony2019Decoupling", "L2/Ding2020MMA"]
+    for name in absent:
+        assert f"not in zoo: cifar10/{name}.pt; its row is not measured" in said.err
+    assert "https://github.com/RobustBench/robustbench" in said.err
+    assert f"{wong}.pt" not in said.err
+    found = load_reproduction(tmp_path / "run")
+    numbers = found.by_reference(tables()["table-1"])
+    measured = {name for name, one in numbers.items() if one.ours is not None}
+    row = "table-1/linf 8/255/wong2020"
+    assert measured == {f"{row}/{column}" for column in ("natural", "static", "dent", "dent+")}
+    work_done = numbers[f"{row}/dent+"].work
+    assert work_done is not None
+    assert work_done.model == f"robustbench:zoo/{wong}.pt"
+    assert not work_done.stands_in
+    # What was measured is what that very file says.
+    inputs, labels = load_data("cifar10", n=4)
+    model = load_model("Wong2020Fast", weights=tmp_path / "zoo" / f"{wong}.pt")
+    correct = model(inputs).argmax(1).eq(labels).tolist()
+    judged = numbers[f"{row}/natural"].judged
+    assert judged is not None
+    assert [judged.points[point] for point in range(4)] == correct
+    plan = dent(*arguments, "--dry-run", "--json")
+    assert {one["loads"] for one in json.loads(plan.out)} == {work_done.model}
+
+
+def test_other_models_keep_their_stand_ins(tmp_path: Path) -> None:
+    file = tmp_path / "cifar10" / "Linf" / "Ding2020MMA.pt"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    scale, usual = find_scale("cpu").with_robustbench(tmp_path), find_scale("cpu")
+    assert scale.models["madry-26-4"] == usual.models["madry-26-4"]
+    assert scale.models["ding2020"] == LoadedModel(model=f"robustbench:{file}")
+    assert "ding2020-l2" not in scale.models  # nothing stands in for what was asked for
+    assert "cifar10/L2/Ding2020MMA.pt is not in" in scale.without["ding2020-l2"]
+    number = tables()["table-11"].references()["table-11/ding2020 linf 8/255/dent/AutoAttack"]
+    assert usual.explain_left_out("table-11", number)
+    assert scale.explain_left_out("table-11", number) is None  # it is another model than madry2018
+
+
 # The report
+
+
+def test_pages_of_several_reproductions(dent: Command, tmp_path: Path) -> None:
+    for name in ("cpu", "cpu-large"):
+        content = json.dumps(reproduction(name, chosen=[tables()["table-10"]]).to_json())
+        (tmp_path / f"{name}.json").write_text(content)
+    said = dent("report", "cpu.json", "cpu-large.json", "--out", "results.md")
+    assert said.code == 0, said.err
+    assert said.out == "overview: results.md; pages: results\n"
+    text = Path("results/table-10.md").read_text()
+    assert "small (resnet20-at)" in text
+    assert "large (resnet26-4-at)" in text
+    for name in ("cpu", "cpu-large"):
+        assert load_reproduction(Path(f"results/{name}.json")) == load_reproduction(Path(f"{name}.json"))
+    again = {path: path.read_bytes() for path in Path("results").iterdir()}
+    assert dent("report", "results/cpu.json", "results/cpu-large.json", "--out", "results.md").code == 0
+    assert {path: path.read_bytes() for path in Path("results").iterdir()} == again
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])

@@ -15,9 +15,6 @@ import dent
 from dent.evaluation import Evaluation, read_evaluation
 from dent.evaluation.spec import format_eps
 from dent.intervals import LEAST_BATCHES
-from dent.paper.claims import judge_claims
-from dent.paper.results import load_reproduction
-from dent.paper.tables import find_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,32 +125,6 @@ def test_the_page_on_citing_is_the_citation_file() -> None:
     assert f"{{{' and '.join(names)}}}" in page
     assert f"{{{paper['year']}}}" in page
     assert f"{{{paper['journal']}}}" in page
-
-
-def test_the_summary_of_the_paper_is_what_was_found() -> None:
-    """Its rows are those numbers of the stored results, and its counts those of the claims."""
-    found = load_reproduction(ROOT / "docs" / "results" / "cpu.json")
-    summary = " ".join((ROOT / "docs" / "paper.md").read_text().split())
-    places = {
-        "table-1": ("linf 8/255/wong2020", "static", "dent", "dent+"),
-        "table-7": ("dent+/ding2020", "0", "1", "3", "6"),
-        "table-13": ("nominal ResNet-26-4/linf 1.5/255", "0", "10", "30"),
-    }
-    for name, (row, *columns) in places.items():
-        numbers = found.by_reference(find_table(name))
-        shown = [numbers[f"{name}/{row}/{column}"] for column in columns]
-        published = " / ".join(f"{one.number.published:.1f}" for one in shown)
-        here = " / ".join(f"{one.ours:.1f}" for one in shown)
-        worst = " / ".join(f"{one.worst.percent:.1f}" for one in shown if one.worst)
-        assert f"| {published} | {here} | {worst} | {shown[0].n} |" in summary
-    judged = judge_claims(found)
-    kinds = ("holds", "does not hold", "cannot be told")
-    here_counts = [sum(one.verdict == kind for one in judged) for kind in kinds]
-    worst_counts = [sum(one.worst_verdict == kind for one in judged) for kind in kinds]
-    assert f"{len(judged)} claims" in summary
-    assert "{} hold here, {} do not, {} cannot be told".format(*here_counts) in summary
-    assert f"Of the {sum(worst_counts)} on robustness" in summary
-    assert "{} hold in the worst case, {} do not, {} cannot".format(*worst_counts) in summary
 
 
 def test_the_file_of_settings_is_one() -> None:

@@ -89,6 +89,20 @@ def test_nothing_to_load_is_an_error_before_any_work(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_without_the_reference_the_rest_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ImportError("no pyautoattack")
+
+    monkeypatch.setattr("dent.evaluation.plan.import_reference", refuse)
+    monkeypatch.setattr(module, "run_evaluation", lambda sources, folder, **how: None)
+    protocol = find_table("text-protocol")
+    troubles = reproduce([TABLE, protocol], SMOKE, tmp_path).troubles
+    assert set(troubles) == {key_of(work) for work in list_works([protocol], SMOKE)}
+    assert all("pip install 'dent-defense[reference]'" in why for why in troubles.values())
+
+
 def damage_foreign(cell: Path) -> None:
     shutil.rmtree(cell)
     cell.mkdir()
