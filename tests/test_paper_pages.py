@@ -94,8 +94,8 @@ def trace_table(
         for number, title in enumerate(part.rows):
             shown = dict(rows[title])
             published = shown.pop("published", [NOTHING] * len(part.columns))
-            for value, one in zip(published, part.numbers[number], strict=True):
-                assert (None if value == NOTHING else float(value)) == one.published
+            for value, expected in zip(published, part.numbers[number], strict=True):
+                assert (None if value == NOTHING else float(value)) == expected.published
                 count += value != NOTHING
             for one, store in zip(found, stores, strict=True):
                 count += trace_row(shown, one.measure_table(table)[place][number], one, store)
