@@ -31,8 +31,14 @@ def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert wheel.stat().st_size < LARGEST
     folder = tmp_path_factory.mktemp("clean") / "venv"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    constraints = ["--constraint", ROOT / "constraints.txt"]
-    subprocess.run([folder / "bin" / "pip", "install", "--quiet", *constraints, wheel], check=True)
+    install: list[str | Path] = [
+        folder / "bin" / "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        ROOT / "constraints.txt",
+    ]
+    subprocess.run([*install, wheel], check=True)
     return folder / "bin"
 
 
