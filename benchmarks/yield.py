@@ -3,6 +3,8 @@
     python benchmarks/yield.py [--models resnet20-at "2b2 (eth-sri)"] [--defenses dent+ hedge]
         [--attacks lazy chained:rounds=5] [--n 64] [--forwards 300] [--json FILE]
 
+In the tables a number is a sum over the defenses.
+
 Each attack gets as many steps as its estimated cost allows (`--forwards`, forwards of the static model
 for each input; a backward counts as one), at least one. All images are one batch. Seconds are those of
 the processor. The JSON file keeps every (model, defense, attack) that is done; the same command
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,51 +103,75 @@ def count_alone(entries: dict[str, Entry]) -> dict[str, int]:
     return {name: int((own & once).sum()) for name, own in broken.items()}
 
 
-def count_left(entries: dict[str, Entry], attacks: Iterator[str]) -> int:
+def count_left(entries: dict[str, Entry], attacks: Iterable[str]) -> int:
     """Count the images that all of these attacks leave correct."""
     return int((~torch.stack([find_broken(entries[name]) for name in attacks]).any(0)).sum())
 
 
-def tabulate(cells: dict[str, dict[str, Entry]]) -> list[str]:
-    """Return what each attack leaves in each cell, in Markdown; the highest yield first."""
+Cells = dict[tuple[str, str], dict[str, Entry]]  # by model and defense
+
+
+def tabulate(cells: Cells) -> list[str]:
+    """Return what each attack leaves of the images of each model, in Markdown; the highest yield first.
+
+    A number is a sum over the defenses; in parentheses, the images that no other attack breaks.
+    """
     alone = {cell: count_alone(entries) for cell, entries in cells.items()}
-    names = list(dict.fromkeys(name for entries in cells.values() for name in entries))
     rows = []
-    for name in names:
-        texts, minutes = [], 0.0
-        for cell, entries in cells.items():
-            if name not in entries:
-                texts.append("")
-                continue
-            left, own = count_left(entries, iter([name])), alone[cell][name]
-            texts.append(f"{left} ({own})" if own else f"{left}")
-            minutes += entries[name]["seconds"] / 60
-        total = sum(one.get(name, 0) for one in alone.values())
+    for name in _list_attacks(cells):
+        texts, total, standing, minutes = [], 0, 0, 0.0
+        for model in _list_models(cells):
+            here = {cell: entries for cell, entries in cells.items() if cell[0] == model}
+            known = {cell: entries for cell, entries in here.items() if name in entries}
+            left = sum(count_left(entries, [name]) for entries in known.values())
+            own = sum(alone[cell][name] for cell in known)
+            minutes += sum(entries[name]["seconds"] for entries in known.values()) / 60
+            total, standing = total + own, standing + left
+            texts.append(f"{left} ({own})" if own else f"{left}" if len(known) == len(here) else "-")
         line = f"| {name} | {' | '.join(texts)} | {total} | {total / minutes:.2f} |"
-        rows.append((total / minutes, line))
-    union = " | ".join(str(count_left(entries, iter(entries))) for entries in cells.values())
+        rows.append((-total / minutes, standing, line))
+    union = _sum_models(cells, {cell: count_left(entries, entries) for cell, entries in cells.items()})
     return [
-        f"| attack | {' | '.join(cells)} | alone | alone per minute |",
-        f"|---|{'---:|' * (len(cells) + 2)}",
-        *(line for _, line in sorted(rows, key=lambda row: -row[0])),
-        f"| all together | {union} | | |",
+        f"| attack | {' | '.join(_list_models(cells))} | alone | alone per minute |",
+        f"|---|{'---:|' * (len(_list_models(cells)) + 2)}",
+        *(line for _, _, line in sorted(rows)),
+        f"| all together | {' | '.join(map(str, union))} | | |",
     ]
 
 
-def tabulate_new(cells: dict[str, dict[str, Entry]]) -> list[str]:
+def tabulate_new(cells: Cells) -> list[str]:
     """Return what each newer attack takes from what the earlier ones leave, in Markdown."""
     earlier = {cell: [name for name in EARLIER if name in entries] for cell, entries in cells.items()}
-    left = {cell: count_left(entries, iter(earlier[cell])) for cell, entries in cells.items()}
-    lines = [f"| attack | {' | '.join(cells)} |", f"|---|{'---:|' * len(cells)}"]
-    lines.append("| left by the earlier attacks | " + " | ".join(map(str, left.values())) + " |")
-    names = dict.fromkeys(name for entries in cells.values() for name in entries)
-    for name in (name for name in names if name not in EARLIER):
-        texts = []
-        for cell, entries in cells.items():
-            both = [*earlier[cell], *([name] if name in entries else [])]
-            texts.append(str(count_left(entries, iter(both)) - left[cell]))
-        lines.append(f"| {name} | {' | '.join(texts)} |")
+    left = {cell: count_left(entries, earlier[cell]) for cell, entries in cells.items()}
+    lines = [
+        f"| attack | {' | '.join(_list_models(cells))} |",
+        f"|---|{'---:|' * len(_list_models(cells))}",
+        f"| left by the earlier attacks | {' | '.join(map(str, _sum_models(cells, left)))} |",
+    ]
+    newer = [name for name in _list_attacks(cells) if name not in EARLIER]
+    for title, names in [*((name, [name]) for name in newer), ("all of these", newer)]:
+        taken = {
+            cell: left[cell]
+            - count_left(entries, [*earlier[cell], *(name for name in names if name in entries)])
+            for cell, entries in cells.items()
+        }
+        lines.append(f"| {title} | {' | '.join(f'-{one}' for one in _sum_models(cells, taken))} |")
     return lines
+
+
+def _list_models(cells: Cells) -> list[str]:
+    return list(dict.fromkeys(model for model, _ in cells))
+
+
+def _list_attacks(cells: Cells) -> list[str]:
+    return list(dict.fromkeys(name for entries in cells.values() for name in entries))
+
+
+def _sum_models(cells: Cells, counts: dict[tuple[str, str], int]) -> list[int]:
+    """Return the sums over the defenses of each model."""
+    return [
+        sum(count for cell, count in counts.items() if cell[0] == model) for model in _list_models(cells)
+    ]
 
 
 def main() -> None:
@@ -162,11 +188,11 @@ def main() -> None:
     done: dict[str, Entry] = json.loads(given.json.read_text()) if given.json.exists() else {}
     texts = list(dict.fromkeys(format_attack(text) for text in given.attacks))
     pairs = [(model, defense) for model in given.models for defense in given.defenses]
-    cells: dict[str, dict[str, Entry]] = {}
+    cells: Cells = {}
     with progress_bar("yield of attacks") as move:
         for number, (model, text) in enumerate(pairs):
             threat, subject, images, labels = THREATS[model], None, torch.empty(0), torch.empty(0)
-            entries = cells[f"{model}: {text}"] = {}
+            entries = cells[model, text] = {}
             for at, attack in enumerate(texts):
                 move(number * len(texts) + at, len(pairs) * len(texts), f"{model}, {text}: {attack}")
                 key = f"{model}, {text}, {attack}, n={given.n}, forwards={given.forwards:g}"
