@@ -97,8 +97,8 @@ def trace_table(
             for value, expected in zip(published, part.numbers[number], strict=True):
                 assert (None if value == NOTHING else float(value)) == expected.published
                 count += value != NOTHING
-            for one, store in zip(found, stores, strict=True):
-                count += trace_row(shown, one.measure_table(table)[place][number], one, store)
+            for each, store in zip(found, stores, strict=True):
+                count += trace_row(shown, each.measure_table(table)[place][number], each, store)
             assert shown == {}, f"{table.name}: lines of no store"
     return count
 
