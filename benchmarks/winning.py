@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from winning_candidates import CANDIDATES, find_control
 
 import dent
-from dent.attacks import apgd, apgd_targeted
+from dent.attacks import apgd, apgd_targeted, autoattack
 from dent.attacks.adaptive import unrolled
 from dent.attacks.fused import fuse_batch_norm
 from dent.defense.defended import Defended, Method
@@ -51,11 +51,15 @@ class Target(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The images and the strength of the attacks."""
+    """The images and the strength of the attacks.
+
+    whole: run all of AutoAttack on what is left. Only a defense without updates gets it.
+    """
 
     load: Callable[[], tuple[Tensor, Tensor]]
     steps: int
     targets: int
+    whole: bool = False
 
 
 def load_search_images(n: int = 256) -> tuple[Tensor, Tensor]:
@@ -75,6 +79,7 @@ STAGES = {
     "1": Stage(load_search_images, 30, 3),
     "1-few": Stage(partial(load_search_images, 64), 30, 3),
     "2": Stage(partial(dent.load_data, "cifar10", n=1000), 50, 3),
+    "2-autoattack": Stage(partial(dent.load_data, "cifar10", n=256), 50, 3, whole=True),
 }
 
 
@@ -130,6 +135,8 @@ def attack_defense(
             "apgd-ce": partial(apgd, searched, joint=joint, **at),
             "apgd-t": partial(apgd_targeted, searched, targets=stage.targets, joint=joint, **at),
         }
+        if stage.whole:
+            attacks["autoattack"] = partial(autoattack, searched, eps=target.eps, norm=target.norm)
 
     stands = judge(defense, images, labels)
     after = {"natural": stands.tolist()}
@@ -227,7 +234,7 @@ def run_model(name: str, chosen: list[str], stage: str, folder: Path) -> None:
         batch, truth = images[start : start + BATCH], labels[start : start + BATCH]
         done = {one: read_entry(find_file(folder, name, one, stage)) for one in chosen}
         todo = [one for one in chosen if count_images(done[one]) <= start]
-        todo = [one for one in todo if stage == "2" or not is_behind(one, done)]
+        todo = [one for one in todo if stage.startswith("2") or not is_behind(one, done)]
         if not todo:
             continue
         stored = folder / f"points, {name}, stage {stage}, from {start}.pt"

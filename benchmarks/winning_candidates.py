@@ -23,7 +23,7 @@ from dent.declared import Number
 from dent.defense.defended import Method, Network, Variables
 from dent.defense.energy import Energy
 from dent.defense.memo import measure_mean_entropy
-from dent.defense.views import Crops, Frame
+from dent.defense.views import Crops, Views
 from dent.names import lookup
 from dent.seeds import make_generator
 
@@ -261,7 +261,7 @@ CANDIDATES: dict[str, Method] = {
     "shift 4": MeanOfViews(views=("shift4,4",)),
     "dim 0.8": MeanOfViews(views=("dim0.8",)),
     # Which views, at the cost of `views`.
-    "framed views 1": Frame(),
+    "framed views 1": Views(frame=1),
     "framed views 2": MeanOfViews(views=add_mirrors("frame2")),
     "framed views 3": MeanOfViews(views=add_mirrors("frame3")),
     "pair 3": MeanOfViews(views=make_square(3)[:2]),

@@ -30,7 +30,7 @@ from dent.defense.lame import Lame, measure_affinity
 from dent.defense.medbn import MedBn
 from dent.defense.memo import Memo
 from dent.defense.sar import Sar
-from dent.defense.views import Crops, Frame, Views, make_views
+from dent.defense.views import Crops, Views, make_views
 from dent.testing import check_defense
 
 Plain = Callable[[nn.Module, Tensor], Tensor]
@@ -87,20 +87,16 @@ def plain_views(model: nn.Module, x: Tensor) -> Tensor:
     return total / 10
 
 
-def plain_frame(model: nn.Module, x: Tensor) -> Tensor:
-    inside = torch.zeros_like(x)
-    inside[:, :, 1:-1, 1:-1] = 1
-    return (model(x * inside) + model((x * inside).flip(-1))) / 2  # type: ignore[no-any-return]
-
-
 def plain_crops(model: nn.Module, x: Tensor) -> Tensor:
     """Four shifts, written as what they show of the image; those that move it up are mirrored."""
-    total = 2 * plain_frame(model, x)
+    inside = torch.zeros_like(x)
+    inside[:, :, 1:-1, 1:-1] = 1
+    total = model(x * inside) + model((x * inside).flip(-1))
     for rows, above in ((slice(None, -3), 3), (slice(3, None), 0)):
         for columns, left in ((slice(None, -3), 3), (slice(3, None), 0)):
             view = F.pad(x[:, :, rows, columns], (left, 3 - left, above, 3 - above))
             total = total + model(view if above else view.flip(-1))
-    return total / 6
+    return total / 6  # type: ignore[no-any-return]
 
 
 def plain_lame(model: nn.Module, x: Tensor) -> Tensor:
@@ -249,7 +245,6 @@ CASES: list[tuple[Method, Plain]] = [
     (AntiAdversary(), plain_anti_adversary),
     (Energy(steps=3, eps=0.04, lr=0.7), plain_energy),
     (Views(shifts=2), plain_views),
-    (Frame(), plain_frame),
     (Crops(), plain_crops),
     (Lame(steps=4, strength=1.5, neighbors=3), plain_lame),
     (Memo(steps=2, lr=0.3, shifts=0), plain_memo),
@@ -353,7 +348,7 @@ def test_no_updates_is_the_model_with_its_statistics(
     logits = defended.predict(images, defended.adapt(images, steps=0))
     if method.name in ("sar", "eata"):
         net = with_batch_statistics(net)
-    if method.name not in ("views", "frame", "crops", "medbn", "bn-mix"):
+    if method.name not in ("views", "crops", "medbn", "bn-mix"):
         torch.testing.assert_close(logits, net(images), rtol=0, atol=1e-12)
 
 
@@ -476,7 +471,7 @@ def test_each_view_is_the_image_shifted() -> None:
 
 def test_a_frame_takes_its_pixels_from_the_attacker(net: nn.Module, images: Tensor) -> None:
     images = images.requires_grad_()
-    (slope,) = torch.autograd.grad(Defended(net, Frame(frame=2))(images).square().sum(), images)
+    (slope,) = torch.autograd.grad(Defended(net, Views(frame=2))(images).square().sum(), images)
     inside = slope[:, :, 2:-2, 2:-2]
     assert (inside != 0).all()
     assert slope.count_nonzero() == inside.numel()
@@ -486,7 +481,7 @@ def test_a_frame_without_an_image_and_half_of_no_mirrors_are_refused(
     net: nn.Module, images: Tensor
 ) -> None:
     with pytest.raises(ValueError, match="leaves some of 12 x 12 pixels, got 6"):
-        dent.defend(net, "frame", frame=6)(images)
+        dent.defend(net, "views", frame=6)(images)
     for settings in ({"mirror": False, "shifts": 1}, {"shifts": 0}):
         with pytest.raises(ValueError, match="halve: expected with mirror=True and shifts"):
             Views(halve=True, **settings)  # type: ignore[arg-type]

@@ -38,7 +38,6 @@ __all__ = [
 
 MethodName = Literal[
     "views",
-    "frame",
     "crops",
     "memo",
     "anti-adversary",

@@ -16,7 +16,7 @@ from dent.defense.lame import Lame
 from dent.defense.medbn import MedBn
 from dent.defense.memo import Memo
 from dent.defense.sar import Sar
-from dent.defense.views import Crops, Frame, Views
+from dent.defense.views import Crops, Views
 from dent.names import check_known, lookup
 
 
@@ -53,11 +53,6 @@ DEFENSES: dict[str, Entry] = {
     ),
     "views": Entry(
         Views(), "mean of the logits over the image, its mirror and shifts", "Cohen et al., 2022"
-    ),
-    "frame": Entry(
-        Frame(),
-        "mean over the image and its mirror, both in a black frame: two forwards",
-        "this project",
     ),
     "crops": Entry(
         Crops(), "mean over the framed image, its mirror and four shifts: six forwards", "this project"

@@ -1,7 +1,7 @@
 """Test-time ensembles of views (Cohen et al., 2022, "A simple test-time defense: TTE"), and framed ones.
 
-A frame blackens the outermost pixels of an image. It takes these pixels away from the attacker. Networks
-that were trained on shifted images, with zeros moved in, know black borders and lose little by them.
+A frame blackens the outermost pixels of an image. Networks that were trained on shifted images, with
+zeros moved in, know black borders, and are less sensitive where they see one.
 """
 
 from __future__ import annotations
@@ -114,21 +114,10 @@ class Views(Method):
         return total / len(logits)
 
 
-class Frame(Views):
-    """Average the logits over the image and its mirror, both in a black frame.
-
-    The default is for images of 32 x 32 pixels; `docs/winning.md` says what was tried.
-    """
-
-    name: ClassVar[str] = "frame"
-
-    frame: int = Field(1, description="Blacken so many outermost pixels of the unshifted image.", ge=0)
-
-
 class Crops(Views):
     """Average the logits over the framed image, its mirror, and shifts to the four corners.
 
-    The defaults are for images of 32 x 32 pixels, as those of `Frame`.
+    The defaults are for images of 32 x 32 pixels; `docs/winning.md` says where it was tried.
     """
 
     name: ClassVar[str] = "crops"
