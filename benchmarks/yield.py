@@ -8,7 +8,7 @@ In the tables a number is a sum over the defenses.
 Each attack gets as many steps as its estimated cost allows (`--forwards`, forwards of the static model
 for each input; a backward counts as one), at least one. All images are one batch. Seconds are those of
 the processor. The JSON file keeps every (model, defense, attack) that is done; the same command
-continues there, and prints what is stored without any model if all of it is done.
+continues there, and `--show` prints what is stored and runs nothing.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def tabulate(cells: Cells) -> list[str]:
         rows.append((-total / minutes, standing, line))
     union = _sum_models(cells, {cell: count_left(entries, entries) for cell, entries in cells.items()})
     return [
-        f"| attack | {' | '.join(_list_models(cells))} | alone | alone per minute |",
+        f"| attack | {' | '.join(_name_models(cells))} | alone | alone per minute |",
         f"|---|{'---:|' * (len(_list_models(cells)) + 2)}",
         *(line for _, _, line in sorted(rows)),
         f"| all together | {' | '.join(map(str, union))} | | |",
@@ -144,7 +144,7 @@ def tabulate_new(cells: Cells) -> list[str]:
     earlier = {cell: [name for name in EARLIER if name in entries] for cell, entries in cells.items()}
     left = {cell: count_left(entries, earlier[cell]) for cell, entries in cells.items()}
     lines = [
-        f"| attack | {' | '.join(_list_models(cells))} |",
+        f"| attack | {' | '.join(_name_models(cells))} |",
         f"|---|{'---:|' * len(_list_models(cells))}",
         f"| left by the earlier attacks | {' | '.join(map(str, _sum_models(cells, left)))} |",
     ]
@@ -161,6 +161,13 @@ def tabulate_new(cells: Cells) -> list[str]:
 
 def _list_models(cells: Cells) -> list[str]:
     return list(dict.fromkeys(model for model, _ in cells))
+
+
+def _name_models(cells: Cells) -> list[str]:
+    """Return the models with their number of images, over all defenses."""
+    sizes = {cell: len(next(iter(entries.values()))["correct"]) for cell, entries in cells.items()}
+    totals = zip(_list_models(cells), _sum_models(cells, sizes), strict=True)
+    return [f"{model}, of {total}" for model, total in totals]
 
 
 def _list_attacks(cells: Cells) -> list[str]:
@@ -184,6 +191,7 @@ def main() -> None:
         "--forwards", type=float, default=300, help="Cost of each attack (default: 300)."
     )
     parser.add_argument("--json", type=Path, default=RESULTS, help="File of results, to continue.")
+    parser.add_argument("--show", action="store_true", help="Print what is stored; run nothing.")
     given = parser.parse_args()
     done: dict[str, Entry] = json.loads(given.json.read_text()) if given.json.exists() else {}
     texts = list(dict.fromkeys(format_attack(text) for text in given.attacks))
@@ -197,6 +205,8 @@ def main() -> None:
                 move(number * len(texts) + at, len(pairs) * len(texts), f"{model}, {text}: {attack}")
                 key = f"{model}, {text}, {attack}, n={given.n}, forwards={given.forwards:g}"
                 if key not in done:
+                    if given.show:
+                        continue
                     if subject is None:
                         images, labels = dent.load_data(threat.data, n=given.n)
                         static = threat.load()
@@ -209,6 +219,7 @@ def main() -> None:
                     with replace_file(given.json) as file:
                         file.write((json.dumps(done, indent=0) + "\n").encode())
                 entries[attack] = done[key]
+    cells = {cell: entries for cell, entries in cells.items() if entries}
     print("\n".join(tabulate(cells)) + "\n")
     print("\n".join(tabulate_new(cells)))
 
