@@ -117,7 +117,7 @@ def draw(rows: list[Row], path: Path) -> None:
         "exact": "exact gradient, through the updates",
         "transfer": "transfer from the static model",
     }
-    figure, axes = plt.subplots(1, len(RATES), figsize=(9, 3.6), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(1, len(RATES), figsize=(9, 4), layout="constrained", sharey=True)
     for axis, lr in zip(axes, RATES, strict=True):
         panel = [row for row in rows if row["lr"] == lr]
         places = range(len(panel))
@@ -126,11 +126,12 @@ def draw(rows: list[Row], path: Path) -> None:
             axis.plot(places, heights, marker, ms=7, color=color, label=names[name])
         axis.axhline(panel[0]["static"], color="gray", ls="--", lw=1, label="static model, direct")
         axis.set_xticks(places, [row["adapts"].replace(" and ", "\nand ") for row in panel])
+        axis.set_xlim(-0.5, len(panel) - 0.5)
         axis.set_title(f"lr {lr:g}" + (" (dent+)" if lr == 0.006 else ""))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel(f"correct of {rows[0]['n']}, %")
     figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
     )
     figure.savefig(path, dpi=120)
 
