@@ -84,7 +84,12 @@ def test_the_suites_are_what_the_rules_ask_for() -> None:
     for norm in EPS:
         four = ["apgd-ce", "apgd-t", "fab-t", "square"]
         assert list(find_suite("standard", norm)) == four
-        assert list(find_suite("full", norm)) == four + list(find_suite("adaptive", norm))
+        full = find_suite("full", norm)
+        assert list(full) == four + list(find_suite("adaptive", norm))
+        # Less of the two that cost most, to begin with; standard is AutoAttack itself.
+        assert (full["fab-t"]["targets"], full["square"]["queries"]) == (3, 1000)
+        assert not {"targets", "queries"} & (find_suite("standard", norm)["fab-t"].keys())
+        assert find_suite("standard", norm)["square"] == {}
     assert Evaluation(suite="full").has_protocol
     assert not Evaluation(suite="quick").has_protocol
     asked: dict[str, Any] = {"suite": find_suite("full", "linf"), "protocol": True, "battle": True}
