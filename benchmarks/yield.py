@@ -155,7 +155,7 @@ def tabulate_new(cells: Cells) -> list[str]:
             - count_left(entries, [*earlier[cell], *(name for name in names if name in entries)])
             for cell, entries in cells.items()
         }
-        lines.append(f"| {title} | {' | '.join(f'-{one}' for one in _sum_models(cells, taken))} |")
+        lines.append(f"| {title} | {' | '.join(str(-one) for one in _sum_models(cells, taken))} |")
     return lines
 
 
