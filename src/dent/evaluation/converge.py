@@ -136,8 +136,9 @@ def choose_attacks(tally: Tally, candidates: list[str]) -> list[str]:
 
 
 def select_affordable(tally: Tally, costs: Mapping[str, float], most: float | None) -> list[str]:
-    """Return the attacks, of those with a cost, that all rounds together can afford; the cheapest first.
+    """Return the attacks that can still be paid, chosen from the cheapest on; the order stays.
 
+    costs: cost of each attack for each input.
     most: largest cost of all rounds after the suite, as a multiple of the suite's; None is no limit.
     """
     if most is None:
