@@ -8,16 +8,17 @@
 averaged weights, `--half` stores the parameters as float16 (they are loaded as float32). `measure`
 completes the card: the accuracy on all test images and on the 1,000 in the package, and what the
 reference implementation of APGD-CE and targeted APGD-DLR (100 steps, nine targets) leave of the 1,000
-together. `table` prints the cards for docs/models.md.
+together. This takes hours for large models: each batch is stored when it is done, in
+`benchmarks/weights`, and the same command continues there. `table` prints the cards for docs/models.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import io
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from dent.training.card import CARD, count_correct, make_accuracy
 from dent.training.train import AVERAGE, CHECKPOINT
 
 WEIGHTS = Path(dent.__file__).parent / "models" / "weights"
+STORE = Path(__file__).parent / "weights"
 
 
 def write_card(folder: Path, name: str, card: dict[str, Any]) -> None:
@@ -106,12 +108,16 @@ def measure(
     batch_size: int = 250,
     test_data: str | None = None,
     limit: int = 1000,
+    bfloat16: bool = False,
     folder: Path = WEIGHTS,
+    store: Path = STORE,
 ) -> None:
     """Measure a packed model, and write its accuracies to its card.
 
     test_data: file with all test images (default: the data set that the card names).
     limit: number of the package's images that are attacked.
+    bfloat16: search in bfloat16, in half the time. The points that are found are judged in float32.
+    store: folder of the batches that are done.
     """
     card = json.loads((folder / f"{name}.json").read_text())
     model, data = load_shipped(name, folder=folder), card["data"]["name"]
@@ -125,34 +131,68 @@ def measure(
     write_card(folder, name, card)
     if eps is None:
         return
-    started = time.perf_counter()
-    attacked = shipped.subset(torch.arange(limit))
-    standing = count_standing(model, attacked, eps=eps, norm=norm, batch_size=batch_size)
     budget = f"{round(eps * 255, 3):g}/255" if norm == "linf" else f"{eps:g}"
-    what = f"reference APGD-CE and APGD-T, {norm.capitalize()} {budget}, shipped images"
-    card["accuracies"].append(make_accuracy(what, standing, limit))
+    search = " in bfloat16" if bfloat16 else ""
+    what = f"reference APGD-CE and APGD-T{search}, {norm.capitalize()} {budget}, shipped images"
+    standing = find_standing(
+        model, shipped.subset(torch.arange(limit)), eps=eps, norm=norm, batch_size=batch_size,
+        bfloat16=bfloat16, store=store / f"{name}.json",
+        asked={"what": what, "sha256": card["sha256"], "batch_size": batch_size},
+    )  # fmt: skip
+    card["accuracies"].append(make_accuracy(what, sum(standing), limit))
     write_card(folder, name, card)
-    print(f"{name}: {time.perf_counter() - started:.0f} s")
 
 
-def count_standing(
-    model: nn.Module, dataset: dent.data.Dataset, *, eps: float, norm: str, batch_size: int
-) -> int:
-    """Return the number of images that the reference attacks leave correct."""
+def find_standing(
+    model: nn.Module,
+    dataset: dent.data.Dataset,
+    *,
+    eps: float,
+    norm: str,
+    batch_size: int,
+    bfloat16: bool,
+    store: Path,
+    asked: dict[str, Any],
+) -> list[bool]:
+    """Return which images the reference attacks leave correct.
+
+    store: file with the batches that are done; it begins anew if it was `asked` for something else.
+    """
     from pyautoattack import AutoAttack
 
-    standing = 0
+    done = json.loads(store.read_text()) if store.exists() else {}
+    standing: list[bool] = done["standing"] if done.get("asked") == asked else []
+    searched = SearchedInHalf(model) if bfloat16 else model
     with progress_bar("APGD-CE and APGD-T") as move:
-        for done, (inputs, labels) in enumerate(dataset.batches(batch_size), 1):
+        move(len(standing), len(dataset), f"{sum(standing)} stand")
+        for inputs, labels in dataset.subset(torch.arange(len(standing), len(dataset))).batches(
+            batch_size
+        ):
             attack = AutoAttack(
-                model, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, version="custom",
+                searched, norm={"linf": "Linf", "l2": "L2"}[norm], eps=eps, version="custom",
                 attacks=["apgd-ce", "apgd-t"], seed=0, device="cpu",
             )  # fmt: skip
             points, _ = attack.run_standard_evaluation(inputs, labels, batch_size=batch_size)
             with torch.no_grad():
-                standing += int((model(points).argmax(1) == labels).sum())
-            move(min(done * batch_size, len(dataset)), len(dataset), f"{standing} stand")
+                standing += (model(points).argmax(1) == labels).tolist()
+            store.parent.mkdir(exist_ok=True)
+            with replace_file(store) as file:
+                file.write(json.dumps({"asked": asked, "standing": standing}).encode() + b"\n")
+            move(len(standing), len(dataset), f"{sum(standing)} stand")
     return standing
+
+
+class SearchedInHalf(nn.Module):
+    """A model that computes in bfloat16, for a search; its points are judged by the model itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            logits: Tensor = self.model(inputs)
+        return logits.float()
 
 
 def print_table() -> None:
@@ -183,6 +223,9 @@ def main() -> None:
     measuring.add_argument("--batch-size", type=int, default=250, help="Images per batch.")
     measuring.add_argument("--test-data", help="File with all test images (default: the card's data).")
     measuring.add_argument("--limit", type=int, default=1000, help="Number of images to attack.")
+    measuring.add_argument(
+        "--bfloat16", action="store_true", help="Search in bfloat16, judge in float32."
+    )
     verbs.add_parser("table", help="Print the cards as a Markdown table.")
     given = vars(parser.parse_args())
     verb = given.pop("verb")

@@ -18,6 +18,7 @@ from dent.intervals import wilson
 from dent.models.shipped import load_shipped, read_cards
 from dent.training import Recipe
 from dent.training.card import count_correct, train_and_measure
+from dent.training.machine import has_bfloat16
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -59,7 +60,7 @@ def test_the_accuracies_that_were_promised() -> None:
     assert robust >= 30
     natural, _, robust = said["resnet20-at-cifar100"]
     assert natural >= 40
-    assert robust >= 14
+    assert robust >= 15
     assert said["resnet26-4-at"][0] >= 80
     assert (
         CARDS["resnet20-at"].accuracies[2]["what"].startswith("reference APGD-CE and APGD-T, Linf 8/255")
@@ -143,6 +144,28 @@ def test_a_model_of_cifar100_is_measured(run: Path, tmp_path: Path) -> None:
     assert correct > 0
     assert whole["n"] == shipped["n"] == 1000
     assert whole["percent"] == shipped["percent"] == correct / 10
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+def test_a_measurement_under_attack_continues(run: Path, tmp_path: Path, bfloat16: bool) -> None:
+    """Batches that are stored are not attacked again, unless they are of other weights."""
+    if bfloat16 and not has_bfloat16(torch.device("cpu")):
+        pytest.skip("this processor has no bfloat16 instructions")
+    pack(run, "tiny", **OPTIONS, folder=tmp_path)
+    options: dict[str, Any] = {"eps": 8 / 255, "limit": 4, "batch_size": 2, "bfloat16": bfloat16}
+    options |= {"folder": tmp_path, "store": tmp_path / "store", "test_data": str(run / "few.npz")}
+    store = tmp_path / "store" / "tiny.json"
+    measure("tiny", **options)
+    done = json.loads(store.read_text())
+    assert len(done["standing"]) == 4
+    assert done["standing"][2:] == [False, False]  # an untrained model stands nowhere
+    store.write_text(json.dumps(done | {"standing": [True, True]}))
+    measure("tiny", **options)
+    assert json.loads(store.read_text())["standing"] == [True, True, False, False]
+    assert read_cards(tmp_path)["tiny"].accuracies[2]["percent"] == 50
+    store.write_text(json.dumps({"asked": done["asked"] | {"sha256": ""}, "standing": [True] * 4}))
+    measure("tiny", **options)
+    assert json.loads(store.read_text()) == done
 
 
 @pytest.mark.slow
