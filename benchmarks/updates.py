@@ -3,15 +3,18 @@
     python benchmarks/updates.py --model resnet20-at --model resnet26-4-at --eps 8/255 [--json FILE]
 
 Each batch is adapted as it is, and again as attacked: by APGD on the cross-entropy of the static model,
-where every image keeps its point of highest loss. Both are the same images for every defense, so that a
-table shows what the updates change, and not what an attack made of it. Confidence is the mean largest
-probability; it should equal the accuracy. Entropy is the mean in nats.
+where every image keeps its point of highest loss, or, with `--first-success`, where an attack stops at
+the first point that breaks it. They are the same images for every defense, so that a table shows what
+the updates change, and not what an attack made of it. Confidence is the mean largest probability; it
+should equal the accuracy. Entropy is the mean in nats.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from torch import Tensor
 
 import dent
 from dent.attacks import apgd
+from dent.attacks.adaptive.transfer import stop_at_success
 from dent.attacks.fused import fuse_batch_norm
 from dent.report.terminal import progress_bar, show_table
 from dent.texts import read_number
@@ -28,12 +32,24 @@ from dent.texts import read_number
 UPDATES = (0, 1, 3, 10, 30)
 
 
+Batches = list[tuple[Tensor, Tensor]]
+
+
 def attack_static(
-    model: torch.nn.Module, inputs: Tensor, labels: Tensor, eps: float, steps: int
-) -> Tensor:
-    """Return the points of highest loss; no image leaves the search when it is broken."""
-    static = fuse_batch_norm(model, inputs)
-    return apgd(static, inputs, labels, eps=eps, steps=steps, joint=True).inputs
+    model: torch.nn.Module, batches: Batches, *, eps: float, steps: int, first_success: bool
+) -> dict[str, Batches]:
+    """Return the batches as attacked: of highest loss, and at the first success if asked."""
+    static = fuse_batch_norm(model, batches[0][0])
+    # No image leaves the search for the highest loss when it is broken.
+    attacks = {"highest loss": partial(apgd, static, joint=True)}
+    if first_success:
+        attacks["first success"] = partial(stop_at_success, static, norm="linf")
+    return {
+        kind: [
+            (attack(inputs, labels, eps=eps, steps=steps).inputs, labels) for inputs, labels in batches
+        ]
+        for kind, attack in attacks.items()
+    }
 
 
 def describe_answers(logits: Tensor, labels: Tensor) -> dict[str, float]:
@@ -47,7 +63,7 @@ def describe_answers(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def measure(
-    name: str, defense: str, batches: dict[str, list[tuple[Tensor, Tensor]]], move: Any
+    name: str, defense: str, batches: dict[str, Batches], numbers: Sequence[int], move: Any
 ) -> list[dict[str, Any]]:
     """Return a row for each kind of images and number of updates."""
     defended = dent.defend(dent.load_model(name), defense)
@@ -55,7 +71,7 @@ def measure(
     rows = []
     for kind, pairs in batches.items():
         states: list[dent.State | None] = [None] * len(pairs)
-        for before, updates in zip((0, *UPDATES), UPDATES, strict=False):
+        for before, updates in zip((0, *numbers), numbers, strict=False):
             move(f"{name}, {defense}, {kind}, {updates} updates")
             logits = []
             for number, (inputs, _) in enumerate(pairs):
@@ -77,13 +93,20 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=256, help="Number of images.")
     parser.add_argument("--batch-size", type=int, default=128, help="Number of images in a batch.")
     parser.add_argument("--steps", type=int, default=20, help="Steps of APGD.")
+    parser.add_argument(
+        "--updates", type=int, nargs="+", default=UPDATES, help="Numbers of updates, in rising order."
+    )
+    parser.add_argument(
+        "--first-success", action="store_true", help="Add points that stop at the first success."
+    )
     parser.add_argument("--json", type=Path, help="File to write the rows to.")
     given = parser.parse_args()
     defenses = given.defense or ["dent", "dent:statistics=test", "dent+"]
     inputs, labels = dent.load_data("cifar10", n=given.n)
     natural = list(zip(inputs.split(given.batch_size), labels.split(given.batch_size), strict=True))
     rows, done = [], 0
-    total = len(given.model) * (1 + 2 * len(UPDATES) * len(defenses))
+    kinds = 3 if given.first_success else 2
+    total = len(given.model) * (1 + kinds * len(given.updates) * len(defenses))
     with progress_bar("updates") as show:
 
         def move(text: str) -> None:
@@ -94,10 +117,12 @@ def main() -> None:
         for name in given.model:
             model = dent.load_model(name)
             move(f"{name}, attack on the static model")
-            eps = read_number(given.eps)
-            attacked = [(attack_static(model, *pair, eps, given.steps), pair[1]) for pair in natural]
+            attacked = attack_static(
+                model, natural, eps=read_number(given.eps), steps=given.steps,
+                first_success=given.first_success,
+            )  # fmt: skip
             for defense in defenses:
-                rows += measure(name, defense, {"natural": natural, "attacked": attacked}, move)
+                rows += measure(name, defense, {"natural": natural} | attacked, given.updates, move)
     show_table(rows, right=("updates", "accuracy", "confidence", "entropy"))
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -149,6 +149,14 @@ def test_a_table_is_run_and_shown(dent: Command, ran: Path, small: Path) -> None
     assert (ran / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_stored_results_are_taken_over(dent: Command, ran: Path, small: Path, tmp_path: Path) -> None:
+    said = dent(*SMALL, "--out", tmp_path / "new", "--start", ran / RESULTS)
+    assert said.code == 0, said.err
+    assert f"evaluations are known from {ran / RESULTS}" in said.err
+    assert not (tmp_path / "new" / CELLS).exists()
+    assert load_reproduction(tmp_path / "new") == load_reproduction(small)
+
+
 def test_results_as_json(dent: Command, ran: Path) -> None:
     said = dent(*SMALL, "tab:apgd_ce_steps", "--out", ran, "--json")
     assert said.code == 0, said.err

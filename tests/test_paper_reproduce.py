@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from runs import snapshot
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.battle import list_recordings
 from dent.evaluation.suites import NATURAL
-from dent.paper.reproduce import CELLS, gather, reproduce
+from dent.paper.reproduce import CELLS, estimate_tables, gather, reproduce, select_known
 from dent.paper.results import (
     COSTS,
     RESULTS,
@@ -183,3 +183,31 @@ def test_another_seed_is_other_work(ran: Ran, tmp_path: Path) -> None:
     ran.copy(tmp_path, "table-3")
     assert gather(SMOKE, tmp_path).cells
     assert not gather(SMOKE, tmp_path, seed=1).cells
+
+
+# Continuing from stored results, on a machine that has no folder of the run
+
+
+def test_stored_results_are_not_measured_again(ran: Ran, tmp_path: Path) -> None:
+    chosen = [TABLES["table-10"]]
+    known = select_known(load_reproduction(ran.folder), chosen, SMOKE)
+    assert set(known) == set(keys("table-10"))
+    assert estimate_tables(chosen, SMOKE, known=known) == []
+    found = reproduce(chosen, SMOKE, tmp_path, threads=1, known=known)
+    assert not (tmp_path / CELLS).exists()
+    assert found.is_complete(chosen)
+    assert found.by_reference(chosen[0]) == ran.found.by_reference(chosen[0])
+    assert load_reproduction(tmp_path).cells == known
+
+
+def test_stored_results_of_other_weights_or_with_gaps_are_measured_again(ran: Ran) -> None:
+    chosen = [TABLES["table-4"]]
+    first, second, *_ = keys("table-4")
+    stored = load_reproduction(ran.folder)
+    stored.cells[first] = replace(stored.cells[first], weights="0" * 64)
+    stored.cells[second] = replace(stored.cells[second], missing=("apgd-ce of batch 0",))
+    assert set(select_known(stored, chosen, SMOKE)) == set(keys("table-4")) - {first, second}
+    with pytest.raises(
+        ValueError, match="at scale smoke with the weights of today to start from, got 0"
+    ):
+        select_known(Reproduction(SMOKE, {}), chosen, SMOKE)

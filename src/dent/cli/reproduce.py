@@ -28,6 +28,7 @@ from dent.paper.reproduce import (
     estimate_tables,
     gather,
     list_missing_checkpoints,
+    select_known,
 )
 from dent.paper.reproduce import reproduce as run_tables
 from dent.paper.results import RESULTS, Reproduction, load_reproduction
@@ -63,6 +64,10 @@ def reproduce(
         Path | None,
         typer.Option(help="Folder of RobustBench's checkpoint files: cifar10/Linf/Wong2020Fast.pt, ..."),
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Stored results of this scale; what they have is not measured again."),
+    ] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     dry_run: DryRun = False,
@@ -90,13 +95,17 @@ def reproduce(
     if models is not None:
         for line in missing_checkpoint_lines(list_missing_checkpoints(chosen, models), models):
             typer.echo(line, err=True)
+    known = {}
+    if start is not None:
+        known = select_known(load_reproduction(start), chosen, chosen_scale, seed=seed, device=device)
+        typer.echo(f"{len(known)} evaluations are known from {start}", err=True)
     if dry_run:
-        _show_estimates(estimate_tables(chosen, chosen_scale, device=device), as_json)
+        _show_estimates(estimate_tables(chosen, chosen_scale, device=device, known=known), as_json)
         return
     with progress_bar("reproducing") as move:
         found = run_tables(
             chosen, chosen_scale, folder, seed=seed, device=device, progress=move, engine=engine,
-            threads=threads, workers=workers, ray_address=ray_address,
+            threads=threads, workers=workers, ray_address=ray_address, known=known,
         )  # fmt: skip
     write_paper(found, folder)
     _show(found, chosen, as_json)

@@ -24,6 +24,7 @@ class JudgedCell:
     judged: which points are correct: "natural", under each attack by name, "direct" (all attacks on the
     defended model itself), "protocol" (the reference AutoAttack, if it was run) and "worst" (all).
     missing: units that failed or were not done.
+    weights: digest of the model that was evaluated; empty in files that do not have it.
     """
 
     asked: dict[str, Any]
@@ -32,6 +33,7 @@ class JudgedCell:
     missing: tuple[str, ...] = ()
     battle: dict[str, Any] | None = field(default=None, repr=False)
     versions: dict[str, str] = field(default_factory=dict)
+    weights: str = ""
 
     @property
     def evaluation(self) -> Evaluation:
@@ -77,7 +79,8 @@ class JudgedCell:
             judged[name] = bits if same else {"points": list(points), "correct": bits}
         content: dict[str, Any] = {"asked": self.asked, "points": usual, "judged": judged}
         content |= {"cost": vars(self.cost) if self.cost else None, "missing": list(self.missing)}
-        return content | {"versions": self.versions} | ({"battle": self.battle} if self.battle else {})
+        content |= {"versions": self.versions, "weights": self.weights}
+        return content | ({"battle": self.battle} if self.battle else {})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> JudgedCell:
@@ -101,6 +104,7 @@ class JudgedCell:
             missing=tuple(content["missing"]),
             battle=content.get("battle"),
             versions=dict(content["versions"]),
+            weights=content.get("weights", ""),
         )
 
 
@@ -109,6 +113,7 @@ def load_judged_cell(folder: Path) -> JudgedCell:
     results = load_results(folder)
     (judged,) = load_points(folder).values()
     (cell,) = results.cells
+    (weights,) = results.about["models_sha256"].values()
     return JudgedCell(
         asked=results.about["asked"],
         judged=judged,
@@ -116,4 +121,5 @@ def load_judged_cell(folder: Path) -> JudgedCell:
         missing=tuple(map(str, cell.missing)),
         battle=cell.battle,
         versions=results.about["versions"],
+        weights=weights,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 
 from dent.data import open_data
 from dent.evaluation import Evaluation
+from dent.evaluation.digests import digest_model
 from dent.evaluation.estimate import time_forward
 from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation, share_ray
 from dent.evaluation.plan import check_extras
@@ -24,7 +25,7 @@ from dent.evaluation.store import RUN, explain_full_disk
 from dent.models import ROBUSTBENCH, build, load_model
 from dent.models.robustbench import find_checkpoint, list_folders, shorten_id
 from dent.names import lookup
-from dent.paper.cells import load_judged_cell
+from dent.paper.cells import JudgedCell, load_judged_cell
 from dent.paper.results import (
     RESULTS,
     Reproduction,
@@ -53,20 +54,24 @@ def reproduce(
     threads: int | None = None,
     workers: int | None = None,
     ray_address: str | None = None,
+    known: Mapping[str, JudgedCell] | None = None,
     progress: Progress | None = None,
 ) -> Reproduction:
-    """Do the work for the tables that is not done yet, and return everything that the folder holds.
+    """Do the work for the tables that is not done yet, and return everything that is done.
 
     The same call resumes a stopped one, and several processes may work in the same folder at once.
     Work whose model or data cannot be loaded is left out; the results say why.
 
     engine, threads, workers, ray_address: as for `evaluate`; Ray is started once for all work.
+    known: cells that were measured elsewhere, from `select_known`. They are not measured again.
     """
     lookup("engine", engine, ENGINES)
     asked: dict[str, tuple[Evaluation, float]] = {}
     for work in list_works(chosen, scale):
         evaluation = make_work_evaluation(work, seed=seed, device=device)
-        asked[name_folder(evaluation)] = (evaluation, count_forwards(work))
+        key = name_folder(evaluation)
+        if key not in (known or {}):
+            asked[key] = (evaluation, count_forwards(work))
     troubles = _find_troubles({key: evaluation for key, (evaluation, _) in asked.items()}, progress)
     if asked and len(troubles) == len(asked):
         raise ValueError(f"nothing of this can be loaded: {'; '.join(dict.fromkeys(troubles.values()))}")
@@ -98,9 +103,41 @@ def reproduce(
                 time.sleep(PAUSE)
             waiting = busy
     results = gather(scale, folder, seed=seed, device=device, troubles=troubles)
+    results.cells.update(known or {})
     with explain_full_disk(folder), replace_file(folder / RESULTS) as file:
         file.write(json.dumps(results.to_json()).encode() + b"\n")
     return results
+
+
+def select_known(
+    start: Reproduction,
+    chosen: Sequence[PaperTable],
+    scale: Scale,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[str, JudgedCell]:
+    """Return the cells of a stored reproduction that the tables need and that are still true.
+
+    A cell is left out if units of it are missing, or if its model has other weights by now. Raise
+    ValueError if nothing is left.
+    """
+    known, digests = {}, dict[str, str]()
+    for work in list_works(chosen, scale):
+        key = name_folder(make_work_evaluation(work, seed=seed, device=device))
+        cell = start.cells.get(key)
+        if cell is None or cell.missing or not cell.weights:
+            continue
+        if work.model not in digests:
+            digests[work.model] = digest_model(load_model(work.model, device=device))
+        if cell.weights == digests[work.model]:
+            known[key] = cell
+    if not known:
+        raise ValueError(
+            f"expected results of these tables at scale {scale.name} with the weights of today to start "
+            f"from, got {len(start.cells)} others at scale {start.scale.name}"
+        )
+    return known
 
 
 def gather(
@@ -207,10 +244,14 @@ class WorkEstimate:
 
 
 def estimate_tables(
-    chosen: Sequence[PaperTable], scale: Scale, *, device: str = "cpu"
+    chosen: Sequence[PaperTable],
+    scale: Scale,
+    *,
+    device: str = "cpu",
+    known: Collection[str] = (),
 ) -> list[WorkEstimate]:
-    """Return an estimate for each evaluation that the tables need, each once."""
-    rows, seen = [], set()
+    """Return an estimate for each evaluation that the tables need, each once, without the known ones."""
+    rows, seen = [], set(known)
     speeds: dict[str, tuple[float | None, str | None]] = {}
     for table in chosen:
         for work in list_works([table], scale):
