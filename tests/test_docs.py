@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -91,6 +92,15 @@ def test_the_demo_is_what_the_readme_shows() -> None:
         assert f"{cell.model}, {cell.norm} {format_eps(cell.eps)}, n = {asked.n}" in readme
 
 
+SEARCHED = {"static": "static", "frame 1, square 3": "crops"}  # names in the search, and of presets
+
+
+def read_search(name: str) -> dict[str, str]:
+    """What stands after each attack of the search for a defense that wins, in %."""
+    content = json.loads((ROOT / "benchmarks" / "winning" / f"{name}.json").read_text())
+    return {attack: f"{100 * sum(one) / len(one):.1f}" for attack, one in content["after"].items()}
+
+
 def test_the_numbers_of_the_presets_are_those_of_the_demo_and_the_results() -> None:
     readme, results = PAGES[0].read_text(), (ROOT / "docs" / "results.md").read_text()
     demo = {
@@ -103,9 +113,14 @@ def test_the_numbers_of_the_presets_are_those_of_the_demo_and_the_results() -> N
     for _, defense, claimed, worst, images, source in shown:
         if source == "`make demo`":
             assert [claimed, worst] == demo[defense.strip("`")][1:]
+        elif source == "[the search](winning.md)":
+            after = [read_search(f"resnet20-at, {name}, stage 2") for name in SEARCHED]
+            assert defense == " / ".join(f"`{name}`" for name in SEARCHED.values())
+            assert claimed == " / ".join(one["apgd-ce"] for one in after)
+            assert worst == " / ".join(one["apgd-t"] for one in after)
         else:
             assert f"| {claimed} | {worst} | {images} |" in results, f"presets.md: {defense}"
-    assert len(shown) == 5
+    assert len(shown) == 6
 
     lost = {row[2].strip("`"): re.findall(r"[\d.]+", row[4]) for row in rows if len(row) == 5}
     table = [(row[1], row[3].split(" / ")) for row in shown]
