@@ -33,6 +33,7 @@ from dent.report.terminal import accuracy_text, progress_bar
 from dent.storage import replace_file
 from dent.texts import read_number
 from dent.training.card import CARD, count_correct, make_accuracy
+from dent.training.machine import has_bfloat16
 from dent.training.train import AVERAGE, CHECKPOINT
 
 WEIGHTS = Path(dent.__file__).parent / "models" / "weights"
@@ -119,6 +120,8 @@ def measure(
     bfloat16: search in bfloat16, in half the time. The points that are found are judged in float32.
     store: folder of the batches that are done.
     """
+    if bfloat16 and not has_bfloat16(torch.device("cpu")):
+        raise ValueError("expected a processor with bfloat16 instructions for a search in bfloat16")
     card = json.loads((folder / f"{name}.json").read_text())
     model, data = load_shipped(name, folder=folder), card["data"]["name"]
     whole, shipped = open_data(test_data or data), open_data(data, n=1000)

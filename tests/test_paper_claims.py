@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dent.evaluation.paired import JudgedPoints, pair_points
-from dent.paper.claims import Claim, claims, judge, judge_published, read_claims
+from dent.paper.claims import Claim, Judgment, claims, judge, judge_published, read_claims
 from dent.paper.results import Measurement
 from dent.paper.scales import Work
 from dent.paper.tables import MEASURES, Ask, PublishedNumber, tables
@@ -89,6 +89,31 @@ def test_evidence_can_be_read() -> None:
     cost = judge(claim("{value_near: a, value: 20}"), measured(a=made(value=22.0)))
     assert evidence_lines(cost.evidence) == ["t p a: 22.0 (required: 20, within a factor of 1.25)"]
     assert cost.verdict == HOLDS
+
+
+@pytest.mark.parametrize(
+    ("condition", "shares"),
+    [
+        ("{more: [a, b]}", (0.53, 0.50)),
+        ("{more: [a, b], by: 8}", (0.55, 0.50)),
+        ("{same: [a, b], within: 4}", (0.53, 0.50)),
+        ("{at_least: a, share: 0.9, of: b}", (0.48, 0.50)),
+        ("{falls: [a, b]}", (0.53, 0.50)),
+    ],
+)
+def test_as_many_images_as_are_needed_would_tell(condition: str, shares: tuple[float, float]) -> None:
+    def judge_by(n: int) -> Judgment:
+        points = {name: made(share(round(part * n), n)) for name, part in zip("ab", shares, strict=True)}
+        return judge(claim(condition), measured(**points))
+
+    (few,) = judge_by(100).evidence
+    assert few.verdict == OPEN
+    assert few.needed is not None
+    assert "images would tell" in evidence_lines([few])[0]
+    assert judge_by(round(0.7 * few.needed)).verdict == OPEN
+    told = judge_by(round(1.4 * few.needed))
+    assert told.verdict != OPEN
+    assert told.evidence[0].needed is None
 
 
 def test_the_worst_case_is_judged_beside() -> None:

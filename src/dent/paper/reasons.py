@@ -1,8 +1,8 @@
 """Why claims of the paper do not hold: one sentence each, from a measurement.
 
 The sentences are data: a file `why.yaml` beside stored results, with an entry for each claim and scale.
-An entry names what was measured: a JSON file beside it, or numbers of the tables by reference. Every
-number of its sentence must be one of these.
+An entry names what was measured: a JSON file by its path from there, or numbers of the tables by
+reference. Every number of its sentence must be one of these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUMBER = re.compile(r"(?<![\w.-])-?\d[\d,]*(?:\.\d+)?(?![\w-])")  # none that is
 class Reason(Declared):
     """Why a claim does not hold at a scale.
 
-    claim: its text. source: a JSON file beside this one that has the numbers of the sentence.
+    claim: its text. source: path, from the folder of this file, of a JSON file with the numbers.
     references: numbers of the tables that are in the sentence.
     """
 

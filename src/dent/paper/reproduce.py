@@ -117,14 +117,18 @@ def select_known(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, JudgedCell]:
-    """Return the cells of a stored reproduction that the tables need and that are still true.
+    """Return the cells of a stored reproduction that are still true, also those of other tables.
 
     A cell is left out if units of it are missing, or if its model has other weights by now. Raise
-    ValueError if nothing is left.
+    ValueError if the tables need none of those that are left.
     """
     known, digests = {}, dict[str, str]()
-    for work in list_works(chosen, scale):
-        key = name_folder(make_work_evaluation(work, seed=seed, device=device))
+
+    def find_key(work: Work) -> str:
+        return name_folder(make_work_evaluation(work, seed=seed, device=device))
+
+    for work in list_works(tables().values(), scale):
+        key = find_key(work)
         cell = start.cells.get(key)
         if cell is None or cell.missing or not cell.weights:
             continue
@@ -132,7 +136,7 @@ def select_known(
             digests[work.model] = digest_model(load_model(work.model, device=device))
         if cell.weights == digests[work.model]:
             known[key] = cell
-    if not known:
+    if not any(find_key(work) in known for work in list_works(chosen, scale)):
         raise ValueError(
             f"expected results of these tables at scale {scale.name} with the weights of today to start "
             f"from, got {len(start.cells)} others at scale {start.scale.name}"

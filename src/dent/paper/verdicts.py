@@ -76,6 +76,20 @@ class Difference:
         }[kind]
         return HOLDS if holds else FAILS if fails else OPEN
 
+    def count_needed(self, kind: str, bound: float = 0.0) -> float | None:
+        """Return about how many images would tell, if the difference stays as it is; None if unknown.
+
+        The width of an interval falls with the root of n. With few batches it falls faster, so that
+        fewer images may do.
+
+        >>> Difference(55.0, 50.0, (-5.0, 15.0), 100).count_needed("more")
+        400.0
+        """
+        distance = abs(self.value) - bound if kind == "same" else self.value - bound * (kind == "more")
+        if self.interval is None or self.n is None or distance == 0:
+            return None
+        return self.n * ((self.interval[1] - self.interval[0]) / 2 / distance) ** 2
+
     def to_json(self) -> dict[str, Any]:
         interval = list(self.interval) if self.interval else None
         return {"value": self.value, "interval": interval, "n": self.n, "batches": self.batches}
@@ -108,7 +122,7 @@ class Evidence:
     difference: the first number minus (a share of) the last; of a series, the last minus the first.
     against: of a series, the two references with the largest change the wrong way, and the change.
     ratio: what `value_near` compares. reason: why the condition cannot be told although the numbers are
-    there.
+    there. needed: about how many images would tell, if it cannot be told by these.
     """
 
     condition: Condition
@@ -118,6 +132,13 @@ class Evidence:
     against: tuple[str, str, Difference] | None = None
     ratio: float | None = None
     reason: str = ""
+
+    @property
+    def needed(self) -> float | None:
+        if self.verdict != OPEN or self.difference is None:
+            return None
+        kind, bound = self.condition.kind, self.condition.bound
+        return self.difference.count_needed("more" if kind in SERIES else kind, bound)
 
     def to_json(self) -> dict[str, Any]:
         against = None
@@ -132,6 +153,7 @@ class Evidence:
             "against": against,
             "ratio": self.ratio,
             "reason": self.reason,
+            "needed": self.needed,
         }
 
 

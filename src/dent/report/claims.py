@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,7 +14,7 @@ from dent.paper.claims import Judgment
 from dent.paper.tables import tables
 from dent.paper.verdicts import SERIES, SHARES, Difference, Evidence, Verdict
 from dent.report.blocks import EMPTY, Group, Note, Table, Tone, Value
-from dent.report.format import format_n, format_percent, format_points
+from dent.report.format import format_count, format_n, format_percent, format_points
 
 CLAIM_NOTES = (
     Note("by the 95 % interval of the difference, on the same images.", "here"),
@@ -21,7 +22,8 @@ CLAIM_NOTES = (
     Note("by the paper's own numbers, as it prints them.", "published"),
     Note(
         f"this n is too small, a number is missing, or images that depend on their batch are in fewer "
-        f"than {LEAST_BATCHES} batches.",
+        f"than {LEAST_BATCHES} batches. The images that would tell are counted as if the difference "
+        "stayed as it is.",
         "cannot be told",
     ),
     Note(
@@ -30,6 +32,7 @@ CLAIM_NOTES = (
         "1 of 3",
     ),
 )
+MOST_IMAGES = 10_000  # as CIFAR's test sets have
 TONES: dict[Verdict, Tone] = {"holds": "good", "does not hold": "bad"}
 
 
@@ -95,6 +98,20 @@ def evidence_lines(evidence: Sequence[Evidence]) -> list[str]:
     return [": ".join(filter(None, (_join_places(own), line))) for line, own in places.items()]
 
 
+def format_needed(needed: float | None) -> str:
+    """Return about how many images would tell, or nothing if it is not known.
+
+    >>> format_needed(612.4), format_needed(25_000)
+    ('; about 620 images would tell', '; too close to tell by 10,000 images')
+    """
+    if needed is None:
+        return ""
+    if needed > MOST_IMAGES:
+        return f"; too close to tell by {format_count(MOST_IMAGES)} images"
+    unit = 10 if needed < 1000 else 100
+    return f"; about {format_count(math.ceil(needed / unit) * unit)} images would tell"
+
+
 def _describe_evidence(one: Evidence) -> tuple[str, str]:
     """Return what the references of a condition have in common, and what their numbers say."""
     condition = one.condition
@@ -119,7 +136,7 @@ def _describe_evidence(one: Evidence) -> tuple[str, str]:
         if one.against:
             early, late, step = one.against
             line += f"; but {short[early]} to {short[late]} {format_difference(step)}"
-        return place, line
+        return place, line + format_needed(one.needed)
     share, required = condition.bound if condition.kind in SHARES else 1.0, ""
     if condition.kind == "same":
         required = f" (required: within {condition.bound:g})"
@@ -127,8 +144,8 @@ def _describe_evidence(one: Evidence) -> tuple[str, str]:
         required = f" (required: more than {condition.bound:g})"
     numbers = [format_percent(value) for value in (one.difference.first, one.difference.second)]
     other = last if share == 1 else f"{share:g} of {last}"
-    difference = format_difference(one.difference)
-    return place, f"{first} {numbers[0]}, {other} {numbers[1]}: {difference}{required}"
+    difference = f"{format_difference(one.difference)}{required}{format_needed(one.needed)}"
+    return place, f"{first} {numbers[0]}, {other} {numbers[1]}: {difference}"
 
 
 def format_difference(difference: Difference) -> str:

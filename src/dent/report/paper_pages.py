@@ -184,10 +184,10 @@ def _write_claims(
     if failed:
         parts += ["## Why claims do not hold", markdown_list(failed)]
     parts.append("## The numbers behind each claim")
-    for place in range(len(next(iter(judgments.values()), ()))):
-        parts.append(
-            markdown_list(_list_evidence({size: own[place] for size, own in judgments.items()}))
-        )
+    for same in zip(*judgments.values(), strict=True):
+        claim = same[0].claim
+        parts.append(f"**{claim.text}** {claim.note}".strip())
+        parts.append(markdown_list(_list_evidence(dict(zip(judgments, same, strict=True)))))
     return _join(parts)
 
 
@@ -207,14 +207,10 @@ def side_by_side(judgments: Mapping[str, Sequence[Judgment]]) -> Table:
 
 
 def _list_evidence(same: Mapping[str, Judgment]) -> Iterator[str]:
-    """Yield a claim, then the numbers behind its verdicts at each scale."""
-    claim = next(iter(same.values())).claim
-    said = [f"{claim.text} {claim.note}".strip()]
+    """Yield the numbers behind the verdicts at each scale, a line for each condition."""
     for size, one in same.items():
-        said.append(f"{size.capitalize()}: {'; '.join(evidence_lines(one.evidence))}.")
-        if one.worst_evidence:
-            said.append(f"In the worst case: {'; '.join(evidence_lines(one.worst_evidence))}.")
-    yield " ".join(said)
+        yield from (f"{size}: {line}" for line in evidence_lines(one.evidence))
+        yield from (f"{size}, worst case: {line}" for line in evidence_lines(one.worst_evidence))
 
 
 # The tables
