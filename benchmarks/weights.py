@@ -29,11 +29,11 @@ import dent
 from dent.data import open_data
 from dent.models.checkpoint import find_state, read_checkpoint, split_normalization
 from dent.models.shipped import load_shipped, read_cards
+from dent.precision import refuse_slow_bfloat16, search_in_bfloat16
 from dent.report.terminal import accuracy_text, progress_bar
 from dent.storage import replace_file
 from dent.texts import read_number
 from dent.training.card import CARD, count_correct, make_accuracy
-from dent.training.machine import has_bfloat16
 from dent.training.train import AVERAGE, CHECKPOINT
 
 WEIGHTS = Path(dent.__file__).parent / "models" / "weights"
@@ -120,8 +120,8 @@ def measure(
     bfloat16: search in bfloat16, in half the time. The points that are found are judged in float32.
     store: folder of the batches that are done.
     """
-    if bfloat16 and not has_bfloat16(torch.device("cpu")):
-        raise ValueError("expected a processor with bfloat16 instructions for a search in bfloat16")
+    if bfloat16:
+        refuse_slow_bfloat16(torch.device("cpu"))
     card = json.loads((folder / f"{name}.json").read_text())
     model, data = load_shipped(name, folder=folder), card["data"]["name"]
     whole, shipped = open_data(test_data or data), open_data(data, n=1000)
@@ -193,9 +193,9 @@ class SearchedInHalf(nn.Module):
         self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, torch.bfloat16):
+        with search_in_bfloat16(self.model, inputs.device):
             logits: Tensor = self.model(inputs)
-        return logits.float()
+        return logits
 
 
 def print_table() -> None:

@@ -77,7 +77,7 @@ def found_by(text: str, updates: int = 2) -> tuple[torch.Tensor, int, int, int]:
     inputs, labels = sources.read(find_points(unit, attack, sources.batches()))
     everyone = torch.ones_like(labels, dtype=torch.bool)
     subject, task = sources.subject(unit.cell), Task(unit, plan.options(unit))
-    result, _ = attack_batch(task, attack, subject, inputs, labels, everyone, seed=0)
+    result, _ = attack_batch(task, attack, subject, inputs, labels, everyone, sources.evaluation)
     part = getattr(result, "part", everyone)
     return result.inputs, result.queries, result.gradients, int(part.sum())
 

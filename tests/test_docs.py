@@ -16,6 +16,8 @@ import dent
 from dent.evaluation import Evaluation, read_evaluation
 from dent.evaluation.spec import format_eps
 from dent.intervals import LEAST_BATCHES
+from dent.paper.results import load_reproduction
+from dent.paper.tables import find_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -120,16 +122,28 @@ def test_the_numbers_of_the_presets_are_those_of_the_demo_and_the_results() -> N
             assert worst == " / ".join(one["apgd-t"] for one in after)
         else:
             assert f"| {claimed} | {worst} | {images} |" in results, f"presets.md: {defense}"
-    assert len(shown) == 6
+    assert len(shown) == 7
 
     lost = {row[2].strip("`"): re.findall(r"[\d.]+", row[4]) for row in rows if len(row) == 5}
     table = [(row[1], row[3].split(" / ")) for row in shown]
     static, dent = table[2][1][:2]
+    stored = load_reproduction(ROOT / "docs" / "results" / "cpu.json").by_reference(
+        find_table("table-4")
+    )
+    rows_of = {"static": "static", "blur": "static Sigma"}
+    rows_of["dent-nominal"] = "Delta, dynamic Sigma, 10 updates"
+    kept = {
+        preset: stored[f"table-4/nominal ResNet-26-4/{row}/natural"].ours
+        for preset, row in rows_of.items()
+    }
     (natural,) = re.findall(r"^\| `resnet20-at` \| 0 \| ([\d.]+),", PAPER, re.MULTILINE)
     (after,) = re.findall(r"`resnet20-at` \| 0 .*?\n\| \| 30 \| ([\d.]+),", PAPER, re.DOTALL)
     assert lost["dent+"] == [demo["static"][0], demo["dent+"][0], demo["static"][2], demo["dent+"][2]]
-    assert lost["dent"] == [natural, after, static, dent]
-    assert lost["dent-nominal"] == [table[3][1][0], table[4][1][0]]
+    assert lost["dent"][:4] == [natural, after, static, dent]
+    ends = {defense.strip("`"): shown_worst[0] for defense, shown_worst in table[3:6]}
+    for preset in ("blur", "dent-nominal"):
+        natural_ends = [f"{kept[name]:.1f}" for name in ("static", preset)]
+        assert lost[preset] == [*natural_ends, ends["static"], ends[preset]]
 
 
 def test_the_page_on_citing_is_the_citation_file() -> None:

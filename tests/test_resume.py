@@ -234,10 +234,10 @@ def test_a_training_goes_on_where_bfloat16_is_missing(
     def stop(reached: Epoch) -> None:
         raise StoppedError
 
-    monkeypatch.setattr("dent.training.machine.has_bfloat16", lambda device: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     with pytest.raises(StoppedError):
         trained(tmp_path / "begun", mixed_precision=True, on_epoch=stop)
-    monkeypatch.setattr("dent.training.machine.has_bfloat16", lambda device: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
     with pytest.raises(ValueError, match="expected a processor with bfloat16 instructions"):
         trained(tmp_path / "new", mixed_precision=True)
     assert not (tmp_path / "new" / "checkpoint.pt").exists()

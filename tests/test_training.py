@@ -238,7 +238,7 @@ def test_mixed_precision_trains(
 ) -> None:
     # oneDNN's bfloat16 kernels die of an illegal instruction on some CPUs without bfloat16.
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    monkeypatch.setattr("dent.training.machine.has_bfloat16", lambda device: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     recipe = Recipe(**QUICK | ATTACK | {"method": "at"})
     half = train("toys:linear", dataset, recipe, out=tmp_path, mixed_precision=True)
     assert worst_case(half.model) > 0.8

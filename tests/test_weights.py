@@ -16,9 +16,9 @@ from dent.data import open_data
 from dent.data.cifar import CIFAR100
 from dent.intervals import wilson
 from dent.models.shipped import load_shipped, read_cards
+from dent.precision import has_bfloat16
 from dent.training import Recipe
 from dent.training.card import count_correct, train_and_measure
-from dent.training.machine import has_bfloat16
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

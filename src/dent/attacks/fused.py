@@ -26,7 +26,7 @@ def fuse_batch_norm(model: Model, inputs: Tensor) -> Model:
     """Return a faster copy with the same answers to the inputs, or the model itself if there is none."""
     if not isinstance(model, nn.Module) or any(part.training for part in model.modules()):
         return model
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
         for layout in (torch.channels_last, torch.contiguous_format):
             try:
                 faster = FusedModel(model, inputs[:2], layout)

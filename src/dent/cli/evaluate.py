@@ -27,7 +27,7 @@ from dent.evaluation.compare import compare_runs as compare_results
 from dent.evaluation.estimate import estimate_run
 from dent.evaluation.execute import attack_data
 from dent.evaluation.pipeline import run_evaluation
-from dent.evaluation.plan import check_extras, make_plan
+from dent.evaluation.plan import check_needs, make_plan
 from dent.evaluation.sources import Sources
 from dent.evaluation.spec import BATCH_SIZE, POINTS
 from dent.flags import add_flags
@@ -180,7 +180,7 @@ def _show_estimate(sources: Sources, as_json: bool) -> None:
     show(estimate_rows(rows), False, right=("units", "forwards", "minutes"))
     typer.echo(total_line(rows))
     try:
-        check_extras(sources.evaluation)
+        check_needs(sources.evaluation)
     except ImportError as error:
         typer.echo(f"- {error}")
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -43,6 +43,7 @@ from dent.evaluation.suites import (
     parse_attack,
 )
 from dent.names import lookup
+from dent.precision import search_in_bfloat16
 from dent.storage import replace_file
 
 SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
@@ -104,9 +105,7 @@ def _execute(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:
     standing = torch.ones_like(labels, dtype=torch.bool)
     if task.standing is not None:
         standing = torch.tensor(task.standing, device=labels.device)
-    result, verdict = attack_batch(
-        task, attack, subject, inputs, labels, standing, sources.evaluation.seed
-    )
+    result, verdict = attack_batch(task, attack, subject, inputs, labels, standing, sources.evaluation)
     if attack and attack.kind == "scenario":
         part = result.part if isinstance(result, PartResult) else torch.ones_like(result.success)
         counts = part.cpu()
@@ -144,7 +143,7 @@ def attack_batch(
     inputs: Tensor,
     labels: Tensor,
     standing: Tensor,
-    seed: int,
+    evaluation: Evaluation,
 ) -> tuple[AttackResult, Verdict]:
     """Attack a batch; return the result, and which inputs of it the model gets right.
 
@@ -153,20 +152,26 @@ def attack_batch(
     attack.
 
     attack: the attack of the task; None leaves the batch as it is.
+    evaluation: gives the seed, and the precision of the search; a scenario has no judge but its search,
+    and is run in float32.
     """
-    unit = task.unit
+    unit, seed = task.unit, task.unit.seed(evaluation.seed)
+    is_scenario = attack is not None and attack.kind == "scenario"
     if attack is None or not standing.any():
         result = AttackResult(inputs, torch.zeros_like(standing), inputs.new_empty(0), 0, 0)
     else:
-        result = attack.run(
-            subject, inputs, labels, mask=standing, eps=unit.cell.eps, norm=unit.cell.norm,
-            seed=unit.seed(seed), **task.options,
-        )  # fmt: skip
+        network = subject.model if subject.static is None else subject.static
+        in_half = evaluation.mixed_precision and not is_scenario
+        with search_in_bfloat16(network, inputs.device) if in_half else nullcontext():
+            result = attack.run(
+                subject, inputs, labels, mask=standing, eps=unit.cell.eps, norm=unit.cell.norm,
+                seed=seed, **task.options,
+            )  # fmt: skip
     eps = math.inf if attack and attack.is_free else unit.cell.eps
     check_points(result.inputs, inputs, eps=eps, norm=unit.cell.norm, of=str(unit))
-    if attack and attack.kind == "scenario":
+    if is_scenario:
         return result, Verdict(~result.success)
-    return result, submit_batch(subject, result.inputs, labels, seed=unit.seed(seed))
+    return result, submit_batch(subject, result.inputs, labels, seed=seed)
 
 
 def submit_batch(subject: Subject, points: Tensor, labels: Tensor, *, seed: int) -> Verdict:
@@ -359,7 +364,7 @@ def attack_data(
         raise ValueError(
             f"expected one model and one defense, got {len(cells)}: {'; '.join(map(str, cells))}"
         )
-    (cell,), batches, seed = cells, sources.batches(), sources.evaluation.seed
+    (cell,), batches = cells, sources.batches()
     subject = sources.subject(cell)
     if found.needs_updates and subject.updates == 0:
         raise ValueError(f"{attack} is for defenses that make updates, and {cell.defense} makes none")
@@ -380,7 +385,9 @@ def attack_data(
             task = Task(Unit(cell, number, name), {} if name == NATURAL else options)
             entry = None if name == NATURAL else found
             with seed_unit(task.unit, sources.evaluation):
-                result, verdict = attack_batch(task, entry, subject, inputs, labels, everyone, seed)
+                result, verdict = attack_batch(
+                    task, entry, subject, inputs, labels, everyone, sources.evaluation
+                )
             correct.append(verdict.correct.cpu())
         images.append(result.inputs.cpu())
         if progress:

@@ -19,7 +19,7 @@ from dent.evaluation.defenses import is_defended, name_defenses
 from dent.evaluation.digests import digest_data
 from dent.evaluation.execute import Engine, LocalEngine, Task
 from dent.evaluation.own_attacks import name_attacks
-from dent.evaluation.plan import Plan, Unit, check_extras, make_plan
+from dent.evaluation.plan import Plan, Unit, check_needs, make_plan
 from dent.evaluation.results import Results
 from dent.evaluation.score import collect_points, summarize
 from dent.evaluation.sources import Sources
@@ -111,7 +111,7 @@ def run_evaluation(
 ) -> Results:
     """Run the units that are not done yet, and return the numbers of all."""
     lookup("engine", engine, ENGINES)
-    check_extras(sources.evaluation)
+    check_needs(sources.evaluation)
     store = Store(folder)
     store.refuse_foreign()
     with lock_folder(folder, doing="evaluates"):

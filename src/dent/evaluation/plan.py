@@ -31,6 +31,7 @@ from dent.evaluation.suites import (
     select_attacks,
     slugify,
 )
+from dent.precision import refuse_slow_bfloat16
 from dent.testing import refuse_broken_promises
 
 WHOLE = -1  # the batch of a unit that takes all points at once
@@ -258,8 +259,10 @@ _OF_CELLS = ("updates", "answers", "independent", "randomized", "not_run")
 _CELL = ("model", "defense", "eps", "norm")
 
 
-def check_extras(evaluation: Evaluation) -> None:
-    """Raise ImportError, with what to install, if an attack needs a package that is missing."""
+def check_needs(evaluation: Evaluation) -> None:
+    """Raise an error that says what to do if this machine lacks a package or the precision."""
+    if evaluation.mixed_precision:
+        refuse_slow_bfloat16(torch.device(evaluation.device))
     if evaluation.has_protocol:
         try:
             import_reference()

@@ -36,6 +36,7 @@ EPS = {"linf": 8 / 255, "l2": 0.5, "l1": 12.0}
 # comparisons (Holm): 6 * 2 / 2^8 is 0.047.
 POINTS = 256
 BATCH_SIZE = 32
+IDLE = ("own", "adaptive", "own_attacks", "mixed_precision")  # settings without effect if not given
 
 
 def format_eps(eps: float) -> str:
@@ -204,6 +205,11 @@ class Evaluation(Declared):
         gt=0,
         allow_inf_nan=False,
     )
+    mixed_precision: bool = Field(
+        False,
+        description="Search in bfloat16, in about half the time on hardware that has it. What attacks "
+        "find is judged in float32.",
+    )
     exhaustive: bool = Field(False, description="Attack also inputs that an earlier attack has broken.")
     battle: bool = Field(True, description="Also record an attack step by step, for the report.")
     seed: int = Field(0, description="Seed of the batches and of every attack.", ge=0)
@@ -280,7 +286,7 @@ class Evaluation(Declared):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, by which a run is found again, without settings that have no effect."""
-        without = {name: not getattr(self, name) for name in ("own", "adaptive", "own_attacks")}
+        without = {name: not getattr(self, name) for name in IDLE}
         without |= {"converge": self.converge is None}
         without |= dict.fromkeys(("doublings", "doubling_cost"), not self.most_doublings)
         return self.model_dump(mode="json", exclude={name for name, idle in without.items() if idle})

@@ -19,7 +19,7 @@ from dent.evaluation import Evaluation
 from dent.evaluation.digests import digest_model
 from dent.evaluation.estimate import time_forward
 from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation, share_ray
-from dent.evaluation.plan import check_extras
+from dent.evaluation.plan import check_needs
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, explain_full_disk
 from dent.models import ROBUSTBENCH, build, load_model
@@ -193,7 +193,7 @@ def _find_troubles(evaluations: dict[str, Evaluation], progress: Progress | None
                     progress(0, None, f"opening {what[0]}")
                 faults[what] = _try_to_open(open_it)
         why = [f"{what[0]} cannot be loaded: {faults[what]}" for what in opens if faults[what]]
-        why += filter(None, [_try_to_open(partial(check_extras, asked))])
+        why += filter(None, [_try_to_open(partial(check_needs, asked))])
         if why:
             troubles[key] = "; ".join(why)
     return troubles

@@ -247,6 +247,7 @@ def make_work_evaluation(work: Work, *, seed: int, device: str) -> Evaluation:
         batch_size=work.batch_size,
         steps=work.steps,
         queries=work.queries,
+        mixed_precision=work.mixed_precision,
         norm=work.norm,
         eps=work.eps,
         protocol=work.protocol,

@@ -93,8 +93,8 @@ class Scale(Declared):
     without: the models of the paper that this scale does not have, and why.
     attacks: the attacks of each set. adaptive: attacks made for adaptation, run beside these for the
     worst case. protocol: sets beside which the reference AutoAttack is run as in the paper.
-    most_updates: at most so many updates of a defense. most_attack_steps: at most so many steps of an
-    attack where the paper varies them.
+    mixed_precision: attacks search in bfloat16. most_updates: at most so many updates of a defense.
+    most_attack_steps: at most so many steps of an attack where the paper varies them.
     """
 
     title: ClassVar[str] = "scale"
@@ -107,6 +107,7 @@ class Scale(Declared):
     attacks: dict[AttackSet, Attacks]
     adaptive: Attacks
     protocol: Texts = ()
+    mixed_precision: bool = False
     most_updates: int | None = Field(default=None, ge=1)
     most_attack_steps: int | None = Field(default=None, ge=1)
     tables: dict[str, Budget] = Field(default_factory=dict)
@@ -197,6 +198,7 @@ class Work:
     battle: bool = False
     steps: int | None = None
     queries: int | None = None
+    mixed_precision: bool = False
     stands_in: bool = field(default=False, compare=False)
     note: str = field(default="", compare=False)
     architecture: str = field(default="", compare=False)
@@ -269,6 +271,7 @@ def resolve(ask: Ask, scale: Scale, table: str) -> Work:
         battle=ask.battle,
         steps=own.steps,
         queries=own.queries,
+        mixed_precision=scale.mixed_precision,
         stands_in=loaded.stands_in,
         note=loaded.note,
         architecture=loaded.architecture,

@@ -31,7 +31,7 @@ from dent.report.text import (
 )
 
 FACTS = {"data": "data", "n": "images", "batch_size": "batch size", "suite": "attacks"}
-FACTS |= {"suite_version": "suite version", "seed": "seed"}
+FACTS |= {"suite_version": "suite version", "seed": "seed", "mixed_precision": "searched in bfloat16"}
 NOT_RUN = "Not run: attacks that need what the defense lacks"
 NOTHING_EVALUATED = "Nothing was evaluated."
 KIND_NOTES = {

@@ -47,6 +47,7 @@ STANDS_IN = (
     "Where another model stands in for the paper's, compare the direction of a row, not its numbers."
 )
 NOT_MEASURED = "not measured"
+SEARCHED_IN_HALF = "Attacks searched in bfloat16; what they found was judged in float32."
 MISSING = (
     "Some numbers are missing, or are on fewer images. The same command tries again what failed."
 )  # fmt: skip
@@ -193,6 +194,8 @@ def _list_limits(numbers: Iterable[Measurement]) -> Iterator[str]:
     for size, usual in sorted(sizes):
         if size != usual:
             yield f"Batches of {format_count(size)} images, where the paper has {format_count(usual)}."
+    if any(work.mixed_precision for _, work in known):
+        yield SEARCHED_IN_HALF
     budgets = {(work.steps, work.queries) for _, work in known if work.steps or work.queries}
     for steps, queries in sorted(budgets, key=str):
         said = [f"{steps} steps"] * bool(steps) + [f"{queries} queries of Square"] * bool(queries)

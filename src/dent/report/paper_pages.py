@@ -34,6 +34,11 @@ HEADLINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     ("nominal (Table 4), Linf 1.5/255: static", "table-4/nominal ResNet-26-4/static", ("linf 1.5/255",)),
     (
+        "nominal (Table 4), Linf 1.5/255: a static Sigma, no updates",
+        "table-4/nominal ResNet-26-4/static Sigma",
+        ("linf 1.5/255",),
+    ),
+    (
         "nominal (Table 4), Linf 1.5/255: dent with Sigma",
         "table-4/nominal ResNet-26-4/Delta, dynamic Sigma, 10 updates",
         ("linf 1.5/255",),
@@ -84,8 +89,9 @@ def _write_overview(
 ) -> str:
     parts = ["# The paper, reproduced"]
     parts += [
-        f"**{size.capitalize()}** is scale `{one.scale.name}`: {one.scale.summary}."
-        for size, one in zip(judgments, reproductions, strict=True)
+        f"**{name_size(one).capitalize()}** is scale `{one.scale.name}`: {one.scale.summary}. "
+        + _count_numbers(one)
+        for one in reproductions
     ]
     parts += [markdown_list(_list_counts(judgments)), table_markdown(_headline_table(reproductions))]
     parts += list(_list_verdicts(judgments))
@@ -96,6 +102,16 @@ def _write_overview(
     shown = [link for link, table in zip(links, tables().values(), strict=True) if not _is_text(table)]
     parts.append(f"Every number: {', '.join([*shown, *texts])}. [All claims]({folder}/claims.md).")
     return _join(parts)
+
+
+def _count_numbers(reproduction: Reproduction) -> str:
+    """Return how many numbers of the paper are measured, not run yet, and not part of the scale."""
+    found = [one for table in tables().values() for one in reproduction.by_reference(table).values()]
+    left_out = sum(one.is_left_out for one in found)
+    open_numbers = sum(one.ours is None for one in found) - left_out
+    measured = f"{len(found) - left_out - open_numbers} of the paper's {len(found)} numbers are measured"
+    waiting = f", {open_numbers} are not yet" if open_numbers else ""
+    return f"{measured}{waiting}; {left_out} are of models or settings that the scale does not have."
 
 
 def _is_text(table: PaperTable) -> bool:

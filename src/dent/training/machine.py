@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dent.precision import has_bfloat16, refuse_slow_bfloat16
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -94,10 +96,7 @@ def choose_half(
         half = torch.float16
     if half == torch.bfloat16 and not has_bfloat16(device):
         if resumed is None:
-            raise ValueError(
-                "expected a processor with bfloat16 instructions for mixed precision; this one has "
-                "none, and would be many times slower or crash; leave --mixed-precision out"
-            )
+            refuse_slow_bfloat16(device)
         half = None
     before, now = (resumed or {}).get("arithmetic"), describe_arithmetic(device, half)
     if before not in (None, now):
@@ -107,17 +106,6 @@ def choose_half(
             stacklevel=2,
         )
     return half
-
-
-def has_bfloat16(device: torch.device) -> bool:
-    """Return True unless `device` is a processor without bfloat16 instructions."""
-    if device.type != "cpu":
-        return True
-    if hasattr(torch.cpu, "get_capabilities"):
-        capabilities = torch.cpu.get_capabilities()
-        # ARM processors name it `bf16`.
-        return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    return bool(torch.cpu._is_avx512_bf16_supported())  # torch before 2.12
 
 
 def describe_arithmetic(device: torch.device, half: torch.dtype | None) -> str:
