@@ -169,3 +169,16 @@ def test_a_model_in_training_mode_is_refused(attack: Callable[..., AttackResult]
         attack(net, INPUTS, LABELS, eps=0.1)
     statistics = net.get_buffer("0.running_mean")
     assert torch.equal(statistics, torch.zeros(3))
+
+
+def test_dropout_is_refused_in_training_mode_and_taken_on_purpose() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(108, 5))
+    with pytest.raises(ValueError, match=r"in training mode; call model.eval\(\)"):
+        autoattack(net, INPUTS, LABELS, eps=0.1, version="rand")
+    net.eval()
+    net[1].train()  # a random defense
+    assert len(autoattack(net, INPUTS, LABELS, eps=0.1, version="rand", steps=1).inputs) == len(INPUTS)
+
+
+def test_an_empty_batch_of_a_random_model(net: nn.Module) -> None:
+    assert len(autoattack(net, INPUTS[:0], LABELS[:0], eps=0.1, version="rand").inputs) == 0

@@ -82,6 +82,11 @@ def found_by(text: str, updates: int = 2) -> tuple[torch.Tensor, int, int, int]:
     return result.inputs, result.queries, result.gradients, int(part.sum())
 
 
+def test_a_poisoned_batch_keeps_a_natural_member() -> None:
+    _, _, _, natural = found_by("poisoning:share=0.99,steps=1")
+    assert natural == 1
+
+
 @pytest.mark.parametrize(("attack", "option"), CASES, ids=[": ".join(case) for case in CASES])
 def test_every_option_is_taken_and_changes_something(attack: str, option: str) -> None:
     few = {name: value for name, value in FEW.items() if name in OPTIONS[attack]}

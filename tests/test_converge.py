@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -321,6 +322,18 @@ def test_doublings_end_when_they_cost_too_much(defense: str) -> None:
     results = converge(distances, defense, **asked | {"doubling_cost": 1})
     assert row_of(results, defense)["too costly"] == "pgd (x2)"
     assert row_of(results, defense)["verdict"] == "upper bound, not converged"
+
+
+def test_a_table_holds_rows_with_and_without_skipped_attacks() -> None:
+    results = converge([*FIRST_AT.values(), OUTSIDE], doublings=3, doubling_cost=1)
+    (cell,) = results.cells
+    assert cell.convergence is not None
+    other = replace(cell, cell=replace(cell.cell, defense="other"))
+    other = replace(other, convergence=replace(cell.convergence, skipped=()))
+    for cells in ((cell, other), (other, cell)):
+        both = replace(results, cells=cells)
+        shown = {one.cell.defense: row_of(both, one.cell.defense)["too costly"] for one in cells}
+        assert shown == {cell.cell.defense: "pgd (x2)", "other": "-"}
 
 
 def test_the_cheapest_attacks_of_a_round_are_run_and_it_is_the_last() -> None:

@@ -163,3 +163,9 @@ def test_a_model_that_sees_its_batch_is_attacked_as_a_whole_though_it_does_not_s
         (cell,) = sources.evaluation.cells()
         assert sources.subject(cell).independent is independent
         assert make_plan(sources).is_chained(cell) is independent
+
+
+def test_zero_is_all_images_in_memory_too() -> None:
+    net = tiny()
+    (cell,) = evaluate(net, "static", data=labeled(net, 5), n=0, **QUICKLY).cells
+    assert cell.natural.n == 5

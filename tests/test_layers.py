@@ -21,6 +21,7 @@ from nets import (
 from torch import Tensor, nn
 
 import dent
+from dent.defense.dent.layers import channel_affine
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "BatchNorm2d": lambda: small(nn.BatchNorm2d(8)),
@@ -35,6 +36,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
     ),
     "RMSNorm": lambda: small(nn.RMSNorm([8, 12, 12])),
+    "BatchNorm1d twice": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(432, 8), nn.BatchNorm1d(8), nn.ReLU(),
+        nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4),
+    ),
     "BatchNorm1d": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(432, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)
     ),
@@ -216,3 +221,21 @@ def test_own_layers_are_adapted_when_they_are_named(layers: Any, defense: str, i
 def test_layers_that_cannot_be_adapted(layers: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         dent.defend(small(OwnLayerNorm(8)), layers=layers)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 2), (5, 3, 2, 2)], ids=len)
+def test_scale_and_shift_have_exact_gradients(shape: tuple[int, ...], rows: int) -> None:
+    x, scale, shift = (
+        torch.randn(one, dtype=torch.float64, requires_grad=True)
+        for one in (shape, (rows, 3), (rows, 3))
+    )
+    weights = torch.randn(shape, dtype=torch.float64)
+    wide = (-1, 3, *[1] * (len(shape) - 2))
+    plain = x * scale.view(wide) + shift.view(wide)
+    made = channel_affine(x, scale, shift)
+    torch.testing.assert_close(made, plain)
+    wanted, got = (
+        torch.autograd.grad((weights * one).sum(), (x, scale, shift)) for one in (plain, made)
+    )
+    torch.testing.assert_close(got, wanted)

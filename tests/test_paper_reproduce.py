@@ -193,6 +193,7 @@ def test_stored_results_are_not_measured_again(ran: Ran, tmp_path: Path) -> None
     known = select_known(load_reproduction(ran.folder), chosen, SMOKE)
     assert set(known) == set(ran.found.cells)  # the other tables of the store are kept too
     assert estimate_tables(chosen, SMOKE, known=known) == []
+    assert len(estimate_tables(chosen, SMOKE, seed=1, known=known)) == len(keys("table-10"))
     found = reproduce(chosen, SMOKE, tmp_path, threads=1, known=known)
     assert not (tmp_path / CELLS).exists()
     assert found.is_complete(chosen)
@@ -206,7 +207,9 @@ def test_stored_results_of_other_weights_or_with_gaps_are_measured_again(ran: Ra
     stored = load_reproduction(ran.folder)
     stored.cells[first] = replace(stored.cells[first], weights="0" * 64)
     stored.cells[second] = replace(stored.cells[second], missing=("apgd-ce of batch 0",))
-    assert set(select_known(stored, chosen, SMOKE)) == set(stored.cells) - {first, second}
+    third = keys("table-4")[2]
+    stored.cells[third] = replace(stored.cells[third], versions={"suite": "2001.1"})
+    assert set(select_known(stored, chosen, SMOKE)) == set(stored.cells) - {first, second, third}
     with pytest.raises(
         ValueError, match="at scale smoke with the weights of today to start from, got 0"
     ):

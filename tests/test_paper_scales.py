@@ -15,7 +15,7 @@ import yaml
 
 from dent.attacks.autoattack import VERSIONS
 from dent.data import DATA, PREPROCESSING, open_data
-from dent.defense.dent.settings import Settings, make_settings
+from dent.defense.dent.settings import PRESETS, Settings
 from dent.defense.text import format_defense
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.plan import sketch_plan
@@ -37,7 +37,7 @@ ASK = Ask("madry-26-4", "dent:statistics=test,steps=10", "linf", 8 / 255, "autoa
 
 def settings(defense: str) -> Settings:
     preset, overrides = parse_text(defense, "dent")
-    return make_settings(preset, **overrides)
+    return replace(PRESETS[preset], **overrides)
 
 
 def works(table: str, scale: Scale) -> set[Work]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dent.defense.dent.settings import Settings, make_settings
+from dent.defense.dent.settings import PRESETS, Settings
 from dent.defense.text import format_defense
 from dent.paper.tables import (
     FOLDER,
@@ -86,7 +86,7 @@ def ours(table: PaperTable) -> list[tuple[PublishedNumber, ...]]:
 
 def settings(ask: Ask) -> Settings:
     preset, overrides = parse_text(ask.defense, "dent")
-    return make_settings(preset, **overrides)
+    return replace(PRESETS[preset], **overrides)
 
 
 # Beside the paper's source

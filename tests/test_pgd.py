@@ -135,7 +135,7 @@ def test_restarts_break_at_least_as_many(net: nn.Module, images: Tensor) -> None
 @pytest.mark.parametrize("loss", ["ce", "margin", "dlr"])
 def test_targets_are_reached(net: nn.Module, images: Tensor, loss: str) -> None:
     labels, targets = net(images).topk(2).indices.T
-    result = pgd(net, images, labels, eps=0.3, steps=30, towards=targets, loss=loss)
+    result = pgd(net, images, labels, eps=0.3, steps=30, towards=targets.int(), loss=loss)
     assert result.success.all()
     assert torch.equal(net(result.inputs).argmax(1), targets)
 

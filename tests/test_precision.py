@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from cells import labeled, tiny
 from torch import Tensor, nn
 
+import dent
 from dent.evaluation import Evaluation, evaluate, load_results
 from dent.precision import search_in_bfloat16
 
@@ -74,6 +75,16 @@ def test_every_kind_of_attack_can_search_in_half(defense: str) -> None:
     single, half = (results.cells[0] for results in both)
     assert half.natural == single.natural
     assert abs(half.worst.correct - single.worst.correct) <= 1
+
+
+@pytest.mark.parametrize(
+    "name", ["static", "dent:steps=1", "dent+solo:steps=1", "views", "hedge:steps=1"]
+)
+def test_defenses_answer_in_single_precision(name: str) -> None:
+    net = tiny()
+    defended = dent.defend(net, name)
+    with search_in_bfloat16(net, torch.device("cpu")):
+        assert defended(torch.rand(2, 3, 8, 8)).dtype == torch.float32
 
 
 def test_losses_see_logits_in_single_precision() -> None:

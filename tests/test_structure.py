@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "dent"
 
 # Modules that belong to no room: any room may import them, and they import none.
 GROUND = {"clusters", "declared", "flags", "intervals", "loggers", "names", "seeds", "storage"}
-GROUND |= {"texts", "theme"}
+GROUND |= {"precision", "texts", "theme"}
 # The other rooms that each room may import; a room that is not here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "defense": set(),
@@ -37,6 +37,7 @@ OUTSIDE: dict[str, set[str]] = {
     "declared": {"pydantic"},
     "flags": {"pydantic", "typer"},
     "loggers": {"torch", "wandb"},
+    "precision": {"torch"},
     "seeds": {"numpy", "torch"},
     "storage": {"filelock", "platformdirs"},
     "defense": {"pydantic", "torch"},

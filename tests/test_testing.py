@@ -118,7 +118,7 @@ class Leaks(Right):
     """Calls its state stale, and returns one with a gradient."""
 
     def adapt(self, inputs: Tensor, *, gradient: str | None = None, **given: Any) -> Offset:
-        return Offset(super().adapt(inputs, **given).value + 0.1 * inputs)
+        return Offset(super().adapt(inputs, **given).value + 0.1 * (inputs - inputs.detach()))
 
 
 class NoGradient(Right):
@@ -236,6 +236,18 @@ def test_a_state_that_cannot_be_continued_is_named(points: Tensor) -> None:
 
     with pytest.raises(BrokenPromiseError, match="start: expected adapt"):
         check_defense(Restarts(), points)
+
+
+def test_arguments_may_be_taken_by_any_name(points: Tensor) -> None:
+    """What takes all arguments is held to the same promises as what names them."""
+
+    class TakesAll(Right):
+        def adapt(self, inputs: Tensor, **options: Any) -> Offset:
+            state = super().adapt(inputs, steps=options.get("steps"))
+            return state if options.get("start") is None else Offset(2 * state.value)
+
+    with pytest.raises(BrokenPromiseError, match="start: expected adapt"):
+        check_defense(TakesAll(), points)
 
 
 def test_only_the_broken_promise_is_named(points: Tensor) -> None:

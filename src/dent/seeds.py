@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 
@@ -17,3 +19,15 @@ def make_generator(*parts: int) -> torch.Generator:
     """
     state = np.random.SeedSequence(list(parts)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
+
+
+def preserve_random_state() -> AbstractContextManager[None]:
+    """Restore torch's random state at the end, on all devices that are in use.
+
+    >>> with preserve_random_state():
+    ...     first = torch.rand(1)
+    >>> torch.equal(first, torch.rand(1))
+    True
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return torch.random.fork_rng(devices)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dent.defense import Defended, Dent, is_independent
+from dent.names import accepts
+from dent.seeds import preserve_random_state
 
 __all__ = ["BrokenPromiseError", "check_defense"]
 
@@ -201,8 +202,7 @@ def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator
                 "expected equal predictions from a state and its copy, got others; "
                 "keep all that predict() reads in the state",
             )
-    accepted = _list_arguments(defense)
-    if {"start", "steps"} <= accepted:
+    if accepts(defense.adapt, "start") and accepts(defense.adapt, "steps"):
         first = _seeded(lambda: defense.adapt(inputs, steps=0))
         continued = _seeded(lambda: defense.adapt(inputs, start=first))
         if not _is_close(predict_from(continued), predict_from(state)):
@@ -215,7 +215,7 @@ def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator
 
 def _find_gradient_faults(defense: Any, inputs: Tensor) -> Iterator[Fault]:
     """Check that the stale gradient is that of predict at a constant state."""
-    if "gradient" not in _list_arguments(defense):
+    if not accepts(defense.adapt, "gradient"):
         return
     points = inputs.clone().requires_grad_()
     with torch.enable_grad():
@@ -262,7 +262,7 @@ def _find_mode_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[
 
 @contextmanager
 def _fixed_randomness(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
+    with preserve_random_state():
         torch.manual_seed(seed)
         yield
 
@@ -275,11 +275,6 @@ def _seeded(function: Any, seed: int = 0) -> Any:
 def _call(defense: Any, inputs: Tensor, seed: int = 0) -> Any:
     logits = _seeded(lambda: defense(inputs), seed)
     return logits.detach() if isinstance(logits, Tensor) else logits
-
-
-def _list_arguments(defense: Any) -> set[str]:
-    """Return the names of the arguments of `adapt`."""
-    return set(inspect.signature(defense.adapt).parameters)
 
 
 def _read_gradient(logits: Tensor, points: Tensor) -> Tensor | None:

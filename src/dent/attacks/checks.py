@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from dent.attacks.norms import NORMS, find_largest
 from dent.names import lookup
@@ -140,11 +141,15 @@ def check_draws(draws: int, has_view: bool) -> None:
 
 
 def check_model(model: object) -> None:
-    """Raise ValueError if a batch norm of the model would update its statistics at every call."""
+    """Raise ValueError if the model is in training mode, and answers otherwise than deployed by that.
+
+    Dropout that is on in a model that is otherwise deployed is there on purpose: a random defense.
+    """
     if not isinstance(model, nn.Module) or hasattr(model, "adapt"):
         return
-    learning = [part for part in model.modules() if isinstance(part, _BatchNorm) and part.training]
-    if any(part.track_running_stats for part in learning):
+    learning = [part for part in model.modules() if part.training]
+    is_updated = any(isinstance(part, _NormBase) and part.track_running_stats for part in learning)
+    if is_updated or (model.training and any(isinstance(part, _DropoutNd) for part in learning)):
         raise ValueError(
             "expected the model as it is deployed, got it in training mode; call model.eval()"
         )

@@ -77,6 +77,7 @@ def make_loss(name: str, labels: Tensor, towards: Tensor | None = None) -> Index
     loss, labels = lookup("loss", name, LOSSES), labels.long()
     if towards is None:
         return lambda at, logits: loss(logits, labels[at])
+    towards = towards.long()
     if loss is dlr:
         return lambda at, logits: targeted_dlr(logits, labels[at], towards[at])
     return lambda at, logits: -loss(logits, towards[at])

@@ -104,7 +104,8 @@ def reproduce(
         known = select_known(load_reproduction(start), chosen, chosen_scale, seed=seed, device=device)
         typer.echo(f"{len(known)} evaluations are known from {start}", err=True)
     if dry_run:
-        _show_estimates(estimate_tables(chosen, chosen_scale, device=device, known=known), as_json)
+        found_rows = estimate_tables(chosen, chosen_scale, seed=seed, device=device, known=known)
+        _show_estimates(found_rows, as_json)
         return
     with progress_bar("reproducing") as move:
         found = run_tables(

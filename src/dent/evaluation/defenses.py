@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ from dent.evaluation.digests import describe, digest_model, digest_object, name_
 from dent.evaluation.own import name_own
 from dent.names import accepts, import_function
 
-MakeDefense = Callable[[nn.Module], Any]  # from a model to a defense
 DYNAMIC = "dynamic"  # the row of a model that adapts inside of its forward pass
 PARTS = ("start", "steps", "gradient")  # optional arguments of adapt()
 

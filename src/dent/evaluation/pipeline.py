@@ -78,7 +78,7 @@ def evaluate(
     names, given = _name_models(models)
     listed, own = name_defenses(defenses)
     chosen, own_attacks = name_attacks(attacks)
-    images = _make_dataset(data, settings.get("n"))
+    images = _make_dataset(data, settings.get("n") or None)
     if images is not None:
         settings.setdefault("n", None)
     name = None if data is None else str(data) if images is None else images.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from torch import nn
 
 from dent import clusters
 from dent.attacks.checks import InvalidPointsError
@@ -132,8 +133,8 @@ def execute_there(run: str, luggage: list[Any], task: Task) -> UnitResult:
 def _pack(ray: Any, sources: Sources, threads: int) -> bytes:
     """Return what a worker needs, as bytes: arrays from Ray's store cannot be written to."""
     if sources.evaluation.device.startswith("cuda"):  # a worker's GPU may have another number
-        given = {name: deepcopy(model).cpu() for name, model in sources.given.items()}
-        sources = replace(sources, given=given)
+        given, own = (_move_to_cpu(held) for held in (sources.given, sources.own))
+        sources = replace(sources, given=given, own=own)
     sources.check_states()
     try:
         packed = ray.cloudpickle.dumps(sources)
@@ -143,6 +144,12 @@ def _pack(ray: Any, sources: Sources, threads: int) -> bytes:
             "by name, as package.module:function"
         ) from error
     return pickle.dumps((threads, os.getcwd(), sys.path, packed))
+
+
+def _move_to_cpu(held: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: deepcopy(one).cpu() if isinstance(one, nn.Module) else one for name, one in held.items()
+    }
 
 
 def _unpack(luggage: bytes) -> Sources:

@@ -163,7 +163,8 @@ def poison(
     seed: int,
     **options: Any,
 ) -> AttackResult:
-    """Perturb malicious members, in [0, 1] but in no ball; the natural members count."""
+    """Perturb malicious members, in [0, 1] but in no ball; the natural members, at least one, count."""
+    share = min(share, 1 - 1 / len(inputs))
     malicious = adaptive.draw_mask(len(inputs), share, seed=seed).to(inputs.device)
     return adaptive.poisoning(
         AnyDefense(subject.defense, subject.independent),

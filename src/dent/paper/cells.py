@@ -120,6 +120,6 @@ def load_judged_cell(folder: Path) -> JudgedCell:
         cost=cell.cost,
         missing=tuple(map(str, cell.missing)),
         battle=cell.battle,
-        versions=results.about["versions"],
+        versions=results.about["versions"] | {"suite": results.about["suite_version"]},
         weights=weights,
     )

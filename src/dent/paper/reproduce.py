@@ -22,6 +22,7 @@ from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation, share_ra
 from dent.evaluation.plan import check_needs
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, explain_full_disk
+from dent.evaluation.suites import SUITE_VERSION
 from dent.models import ROBUSTBENCH, build, load_model
 from dent.models.robustbench import find_checkpoint, list_folders, shorten_id
 from dent.names import lookup
@@ -119,8 +120,8 @@ def select_known(
 ) -> dict[str, JudgedCell]:
     """Return the cells of a stored reproduction that are still true, also those of other tables.
 
-    A cell is left out if units of it are missing, or if its model has other weights by now. Raise
-    ValueError if the tables need none of those that are left.
+    A cell is left out if units of it are missing, or if its attacks are of another version or its model
+    has other weights by now. Raise ValueError if the tables need none of those that are left.
     """
     known, digests = {}, dict[str, str]()
 
@@ -130,11 +131,14 @@ def select_known(
     for work in list_works(tables().values(), scale):
         key = find_key(work)
         cell = start.cells.get(key)
-        if cell is None or cell.missing or not cell.weights:
+        if cell is None or cell.missing or cell.versions.get("suite") != SUITE_VERSION:
             continue
         if work.model not in digests:
-            digests[work.model] = digest_model(load_model(work.model, device=device))
-        if cell.weights == digests[work.model]:
+            try:
+                digests[work.model] = digest_model(load_model(work.model, device=device))
+            except Exception:  # the work is tried, and its trouble says why
+                digests[work.model] = ""
+        if cell.weights and cell.weights == digests[work.model]:
             known[key] = cell
     if not any(find_key(work) in known for work in list_works(chosen, scale)):
         raise ValueError(
@@ -251,6 +255,7 @@ def estimate_tables(
     chosen: Sequence[PaperTable],
     scale: Scale,
     *,
+    seed: int = 0,
     device: str = "cpu",
     known: Collection[str] = (),
 ) -> list[WorkEstimate]:
@@ -259,7 +264,7 @@ def estimate_tables(
     speeds: dict[str, tuple[float | None, str | None]] = {}
     for table in chosen:
         for work in list_works([table], scale):
-            key = name_folder(make_work_evaluation(work, seed=0, device=device))
+            key = name_folder(make_work_evaluation(work, seed=seed, device=device))
             if key in seen:
                 continue
             seen.add(key)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dent.models import build
-from dent.seeds import make_generator
+from dent.seeds import make_generator, preserve_random_state
 
 SEED, BATCH = 0, 16  # the batch of the paper's Table 14
 
@@ -18,7 +18,7 @@ def resnet50() -> nn.Module:
     >>> torch.equal(first, second)
     True
     """
-    with torch.random.fork_rng([]):
+    with preserve_random_state():
         torch.manual_seed(SEED)
         return build("resnet50")
 

@@ -154,6 +154,7 @@ def _convergence_table(results: Results) -> Table:
         assert found is not None
         change, alone = (format_percent(share) for share in (found.change_percent, found.alone_percent))
         by = (found.alone_by,) if found.alone_by else ()
+        skipped = Value(", ".join(found.skipped)) if found.skipped else EMPTY
         return {
             "defense": Value(cell.cell.defense),
             "worst case": score_value(cell.worst, usual),
@@ -163,9 +164,10 @@ def _convergence_table(results: Results) -> Table:
             if found.change is None
             else replace(count_value(found.change), details=(f"{change} %",)),
             "one attack alone": Value(alone, found.alone_percent, details=by),
-        } | ({"too costly": Value(", ".join(found.skipped))} if found.skipped else {})
+        } | ({"too costly": skipped} if has_skipped else {})
 
     known = [cell.convergence for cell in results.cells if cell.convergence]
+    has_skipped = any(one.skipped for one in known)
     notes = [
         Note("the last doubling of the budgets changed the worst case by less than half a percentage "
              "point, or nothing stands. Else more budget may lower it.", "converged"),
@@ -174,7 +176,7 @@ def _convergence_table(results: Results) -> Table:
              "what the worst case would gain without this attack. It is not known where broken images "
              "leave.", "one attack alone"),
     ]  # fmt: skip
-    if any(one.skipped for one in known):
+    if has_skipped:
         notes.append(
             Note("attacks that still gained, but whose doubled budgets cost more than the run allows; "
                  "--doubling-cost allows more.", "too costly")

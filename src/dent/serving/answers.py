@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from dent.defense import PRESETS, Dent
 from dent.defense.dent.checks import check_logits, check_shape
 from dent.defense.dent.descent import entropy
+from dent.names import accepts
 
 
 class Prediction(BaseModel):
@@ -132,7 +132,7 @@ def count_updates(defense: Any) -> int | None:
 def takes_steps(defense: Any) -> bool:
     """Return True if the defense can make fewer updates than its own."""
     adapt = getattr(defense, "adapt", None)
-    return adapt is not None and "steps" in signature(adapt).parameters
+    return adapt is not None and accepts(adapt, "steps")
 
 
 def _ask_any(

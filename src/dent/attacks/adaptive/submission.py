@@ -13,7 +13,7 @@ from dent.attacks.norms import unsqueeze_like
 from dent.attacks.search import AttackedModel, AttackResult, Model, is_independent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PartResult(AttackResult):
     """The result for a batch in which only some members count.
 

@@ -86,7 +86,7 @@ class AdaptableModel:
         with explain_failure(inputs, self.model), self._borrow() as net:
             logits: Tensor = call(net, self.add_delta(tensors, delta), (inputs,), tie_weights=False)
         check_shape(logits, inputs, type(self.model).__name__)
-        return logits
+        return logits.to(inputs.dtype)  # autocast halves them, and entropies and losses need the digits
 
     def call_hooked(
         self, inputs: Tensor, tensors: Tensors, kind: type[nn.Module], hook: Callable[..., None]
@@ -365,8 +365,9 @@ class _ChannelAffine(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             grad_shift = _sum_channels(grad, scale)
         if ctx.needs_input_grad[0]:
-            # Large tensors cost more to allocate than to compute: reuse one if no graph is built.
-            out = None if torch.is_grad_enabled() else product
+            # Large tensors cost more to allocate than to compute: reuse one if no graph is built, and
+            # if it is not the gradient of the scale itself, as it is for inputs (N, C).
+            out = None if torch.is_grad_enabled() or grad_scale is product else product
             grad_x = torch.mul(grad, _as_channels(scale, x), out=out).to(x.dtype)
         return grad_x, grad_scale, grad_shift
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from dent.declared import raise_faults
 from dent.defense.dent.descent import OBJECTIVES, OPTIMIZERS
-from dent.names import check_known, lookup
 
 Per = Literal["batch", "sample"]
 Affine = Literal["off", "batch", "sample"]
@@ -180,14 +179,3 @@ PRESETS: dict[str, Settings] = {
     "dent+solo": Settings(affine="sample", reduction="sum", optimizer="adamod", lr=6e-3, steps=6),
     "dent-nominal": Settings(statistics="test", blur="dynamic", steps=10),
 }
-
-
-def make_settings(preset: str, **overrides: Any) -> Settings:
-    """Return the settings of a preset with some of them replaced.
-
-    >>> make_settings("dent+", steps=3).steps
-    3
-    """
-    base = lookup("preset", preset, PRESETS)
-    check_known("settings", overrides, [one.name for one in fields(Settings)])
-    return replace(base, **overrides)
