@@ -301,7 +301,7 @@ def depends_on_batch(model: Model) -> bool:
     return getattr(model, "independent", None) is False
 
 
-def is_independent(model: Model) -> bool:
+def declares_independence(model: Model) -> bool:
     """Return True if the model declares `independent = True`; it may not say."""
     return getattr(model, "independent", None) is True
 

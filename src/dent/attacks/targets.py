@@ -10,6 +10,7 @@ from dent.attacks.search import AttackedModel, compute_gradient
 from dent.names import lookup
 
 MOST_TARGETS = 9  # of the targeted attacks, unless told
+FEW_TARGETS = 3  # of the attacks made for adaptation, unless told
 # How targets are ranked: by their logits, or by the distance to their boundaries.
 ORDERS = {"logits": False, "distance": True}
 

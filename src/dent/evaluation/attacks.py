@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from dent.attacks import AttackResult, adaptive, pgd
 from dent.attacks.autoattack import ATTACKS as DIRECT
 from dent.attacks.losses import LOSSES
-from dent.attacks.targets import ORDERS
+from dent.attacks.targets import FEW_TARGETS, MOST_TARGETS, ORDERS
 from dent.declared import Declared
 from dent.evaluation.runners import (
     attack_defense,
@@ -153,19 +153,18 @@ Order = Annotated[str, AfterValidator(partial(_check_name, ORDERS))]
 Offline = Annotated[str, AfterValidator(_check_offline)]
 OfflineNames = Annotated[tuple[Offline, ...], BeforeValidator(_read_names), Field(min_length=1)]
 
-OTHERS = 9  # classes that a targeted attack tries in turn
-FEW = 3  # classes that attacks made for adaptation try, by the distance to their boundaries
 CLIMB: Options = {"steps": (Steps, 100), "restarts": (Count, 1)}
 VIEW: Options = {**CLIMB, "targets": (Steps, 0)}
 EVERY: Options = {"every": (Count, 5)}
 SHARE: Options = {"updates": (Steps | None, None), "share": (Share, 0.5)}
 OFFLINE: Options = {
-    **CLIMB, "attacks": (OfflineNames, ("apgd-ce", "apgd-margin", "apgd-t")), "targets": (Count, FEW)
+    **CLIMB, "attacks": (OfflineNames, ("apgd-ce", "apgd-margin", "apgd-t")),
+    "targets": (Count, FEW_TARGETS),
 }  # fmt: skip
 CHAIN: Options = {
     "steps": (Steps, 100), "rounds": (Count, 3), "loss": (Loss, "margin"), **EVERY
 }  # fmt: skip
-ORDER: Options = {"order": (Order, "logits"), "targets": (Count, OTHERS)}
+ORDER: Options = {"order": (Order, "logits"), "targets": (Count, MOST_TARGETS)}
 DRAW: Options = {**CLIMB, "draws": (Count, 1)}
 ROUNDS: Options = {**CLIMB, "rounds": (Count, 10), "loss": (Loss, "margin"), "targets": (Steps, 0)}
 
@@ -191,13 +190,13 @@ def _transfer(f: Forwards, o: dict[str, Any], *, gradient: float = 2.0) -> float
     several = {"apgd-t": o["targets"], "first-success": 2}
     runs = sum(several.get(name, 1) for name in o["attacks"])
     searched = runs * _count_steps(o) + len(o["attacks"]) * 3
-    return float(searched * gradient + OTHERS + (len(o["attacks"]) + 1) * f.answer)
+    return float(searched * gradient + MOST_TARGETS + (len(o["attacks"]) + 1) * f.answer)
 
 
 def _follow(f: Forwards, o: dict[str, Any], *, runs: int = 1) -> float:
     """Climb through a view that adapts at every few steps."""
     runs *= max(o.get("targets", 0), 1)
-    ranks = f.gradient + OTHERS if o.get("targets") else 0
+    ranks = f.gradient + MOST_TARGETS if o.get("targets") else 0
     climbed = runs * _count_steps({"restarts": 1} | o) * (f.answer / o["every"] + 3)
     return float(climbed + ranks + 2 * f.asked)
 
@@ -216,7 +215,7 @@ def _count_short(f: Forwards, o: dict[str, Any]) -> float:
 
 def _shorten(f: Forwards, o: dict[str, Any]) -> float:
     runs = max(o["targets"], 1)
-    ranks = f.gradient + OTHERS if o["targets"] else 0
+    ranks = f.gradient + MOST_TARGETS if o["targets"] else 0
     return float(runs * _count_steps(o) * _count_short(f, o) + ranks + 2 * f.asked)
 
 
@@ -261,18 +260,20 @@ ATTACKS: dict[str, Attack] = {
         _direct("apgd-dlr", DIRECT["apgd-dlr"], DRAW, _climb, "APGD on the ratio of logits"),
         _direct(
             "apgd-t", DIRECT["apgd-t"], DRAW | ORDER,
-            lambda f, o: o["targets"] * _count_steps(o) * f.gradient + f.asked + OTHERS,
+            lambda f, o: o["targets"] * _count_steps(o) * f.gradient + f.asked + MOST_TARGETS,
             "APGD toward nine classes",
         ),
         _direct(
             "fab", DIRECT["fab"], CLIMB,
             # One answer gives the gradients of all classes; another says where the step led.
-            lambda f, o: _count_steps(o) * (2 * f.answer + OTHERS) + f.asked,
+            lambda f, o: _count_steps(o) * (2 * f.answer + MOST_TARGETS) + f.asked,
             "across the nearest boundary",
         ),
         _direct(
             "fab-t", DIRECT["fab-t"], CLIMB | ORDER,
-            lambda f, o: o["targets"] * _count_steps(o) * (f.gradient + f.answer) + f.asked + OTHERS,
+            lambda f, o: (
+                o["targets"] * _count_steps(o) * (f.gradient + f.answer) + f.asked + MOST_TARGETS
+            ),
             "across nine boundaries in turn",
         ),
         _direct(
@@ -295,7 +296,7 @@ ATTACKS: dict[str, Attack] = {
         ),
         _adaptive(
             "high confidence", partial(attack_static, adaptive.high_confidence),
-            CLIMB | {"targets": (Count, 3)},
+            CLIMB | {"targets": (Count, FEW_TARGETS)},
             lambda f, o: 2 * o["targets"] * _count_steps(o) + (o["targets"] + 2) * f.answer,
             "make the static model wrong and sure, then submit to the defense", needs_updates=False,
             needs=("static",),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dent.attacks.checks import check_labels
 from dent.attacks.norms import unsqueeze_like
-from dent.attacks.search import AttackedModel, AttackResult, Model, is_independent
+from dent.attacks.search import AttackedModel, AttackResult, Model, declares_independence
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +58,7 @@ def pick_strongest(
     """
     results = list(results)
     best = max(results, key=lambda one: int((one.success if mask is None else one.success[mask]).sum()))
-    for other in results if is_independent(model) else ():
+    for other in results if declares_independence(model) else ():
         best = _take_rows(best, other, other.success & ~best.success)
     return replace(
         best,

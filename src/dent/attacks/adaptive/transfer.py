@@ -18,10 +18,8 @@ from dent.attacks.checks import Eps, Labels, check_attack, check_numbers, read_a
 from dent.attacks.norms import unsqueeze_like
 from dent.attacks.own import OwnAttack, run_own
 from dent.attacks.search import AttackResult, Model
-from dent.attacks.targets import select_targets
+from dent.attacks.targets import FEW_TARGETS, select_targets
 from dent.names import import_function, is_function_path, lookup
-
-MOST_TARGETS = 3  # unless told
 
 
 def stop_at_success(
@@ -153,7 +151,7 @@ def _count_targets(model: Model, inputs: Tensor, targets: int | None) -> int:
     if targets is not None:
         return targets
     with torch.no_grad():  # the whole batch: a defense may not take a single input, or warn of it
-        return min(MOST_TARGETS, model(inputs).shape[1] - 1)
+        return min(FEW_TARGETS, model(inputs).shape[1] - 1)
 
 
 def _find_offline(attack: str | OwnAttack) -> tuple[str, Callable[..., AttackResult]]:
@@ -193,7 +191,7 @@ def high_confidence(
     check_attack(inputs, labels, eps=eps, norm=norm, mask=mask, steps=steps, restarts=restarts)
     natural = submit(static, inputs, labels)
     found, confidences = [], []
-    count = min(MOST_TARGETS, natural.logits.shape[1] - 1) if targets is None else targets
+    count = min(FEW_TARGETS, natural.logits.shape[1] - 1) if targets is None else targets
     for classes in select_targets(natural.logits, labels.long(), count):
         result = apgd(
             static, inputs, labels, eps=eps, norm=norm, loss="ce", steps=steps, restarts=restarts,
