@@ -62,6 +62,7 @@ def test_the_accuracies_that_were_promised() -> None:
     assert natural >= 40
     assert robust >= 15
     assert said["resnet26-4-at"][0] >= 80
+    assert said["resnet26-4-nominal"][0] >= 93
     assert (
         CARDS["resnet20-at"].accuracies[2]["what"].startswith("reference APGD-CE and APGD-T, Linf 8/255")
     )
