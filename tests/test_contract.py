@@ -158,11 +158,11 @@ def test_few_frames_stand_above_the_model_and_its_weights_are_not_copied(gradien
     net.notes.clear()
     defended(images).sum().backward()
     assert len(net.notes) == (4 if gradient == "stale" else 7)  # backward makes each update again
-    assert max(frames for frames, _ in net.notes) <= {"stale": 5, "unrolled": 7}[gradient]
+    assert max(frames for frames, _ in net.notes) <= 5
     own = {value.data_ptr() for value in net.net[0].parameters()}  # type: ignore[index]
     assert all(pointers == own for _, pointers in net.notes)
     defended.predict(images, defended.adapt(images, freeze_statistics=True))
-    assert max(frames for frames, _ in net.notes) <= {"stale": 5, "unrolled": 7}[gradient]
+    assert max(frames for frames, _ in net.notes) <= 5
 
 
 def test_the_layout_is_tried_without_the_users_hooks_and_random_numbers(images: Tensor) -> None:

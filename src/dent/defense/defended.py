@@ -7,13 +7,15 @@ the updates. Each file beside this one is a method.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dent.declared import Declared
@@ -31,7 +33,6 @@ from dent.defense.dent.checks import (
 from dent.defense.dent.layers import AdaptableModel, Tensors
 from dent.defense.dent.settings import PRESETS, Gradient
 from dent.defense.protocol import read_independence
-from dent.defense.unrolled import as_leaf, unroll
 
 Variables = tuple[Tensor, ...]
 
@@ -224,7 +225,7 @@ class Defended(nn.Module):
             for step in range(done + 1, done + steps + 1):
                 update = partial(_update, settings, network, step, len(observed))
                 if is_unrolled:
-                    variables = unroll(update, *observed, *variables)
+                    variables = _Unrolled.apply(update, *observed, *variables)  # type: ignore[no-untyped-call]
                 else:
                     variables = update((*observed, *variables), keep_graph=False)
             return Adaptation(variables, done + steps)
@@ -274,10 +275,42 @@ def _update(
     """Make one update. The first `split` tensors are what was observed, the others the variables."""
     observed, variables = tensors[:split], tensors[split:]
     if not keep_graph:
-        variables = tuple(as_leaf(tensor) for tensor in variables)
+        variables = tuple(_as_leaf(tensor) for tensor in variables)
     with torch.enable_grad():
         after = method.update(network, observed, step, variables, keep_graph)
     return after if keep_graph else tuple(tensor.detach() for tensor in after)
+
+
+class _Unrolled(torch.autograd.Function):
+    """One update with its gradient to what it reads. Backward computes the update again."""
+
+    @staticmethod
+    def forward(ctx: Any, update: partial[Variables], *tensors: Tensor) -> Variables:
+        ctx.save_for_backward(*tensors)
+        ctx.update = update
+        after = update(tuple(tensor.detach() for tensor in tensors), keep_graph=False)
+        ctx.mark_non_differentiable(*(one for one in after if not one.is_floating_point()))
+        return after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [_as_leaf(tensor) for tensor in ctx.saved_tensors]
+        after = ctx.update(tuple(leaves), keep_graph=True)
+        # An update may pass a variable on as it is, or make a new one that depends on nothing.
+        wanted = [(one, grad) for one, grad in zip(after, grads, strict=True) if one.requires_grad]
+        sources = [leaf for leaf in leaves if leaf.requires_grad]
+        back: Sequence[Tensor | None] = [None] * len(sources)
+        if wanted:
+            ends, end_grads = zip(*wanted, strict=True)
+            back = torch.autograd.grad(ends, sources, end_grads, allow_unused=True)
+        found = iter(back)
+        return None, *(next(found) if leaf.requires_grad else None for leaf in leaves)
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
 
 def _check_needs(model: nn.Module, method: Method, own: tuple[str, ...]) -> None:

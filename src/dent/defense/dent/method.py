@@ -6,12 +6,14 @@ predicts. What makes it fast and leaves the model alone is in `layers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial, reduce
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from dent.defense.dent.blur import bound_blur, get_deviations, make_blur, smooth
 from dent.defense.dent.checks import (
@@ -30,11 +32,9 @@ from dent.defense.dent.layers import AdaptableModel, Tensors
 from dent.defense.dent.settings import Gradient, Settings
 from dent.defense.dent.state import State, Trace
 from dent.defense.protocol import read_independence
-from dent.defense.unrolled import unroll
 
 # For each of "delta" and "blur" that is adapted: its value, then the moments of the optimizer.
 Variables = dict[str, tuple[Tensor, ...]]
-Flat = tuple[Tensor, ...]  # all of them
 
 
 def minimize_entropy(
@@ -175,17 +175,7 @@ class Dent(nn.Module):
             numbers = range(done + 1, done + steps + 1)
             if is_unrolled:
                 names, flat = list(variables), _flatten(variables)
-
-                def update(number: int, tensors: Flat, *, keep_graph: bool) -> Flat:
-                    before = _group(names, tensors[1:])
-                    ((seen, after),) = run(tensors[0], before, [number], keep_graph=keep_graph)
-                    if not keep_graph:  # the backward pass makes the update again
-                        record(seen, after)
-                    return _flatten(after)
-
-                for number in numbers:
-                    flat = unroll(partial(update, number), x, *flat)
-                variables = _group(names, flat)
+                variables = _group(names, _Unrolled.apply(run, record, numbers, names, x, *flat))  # type: ignore[no-untyped-call]
             else:
                 for seen, after in run(x, variables, numbers):
                     record(seen, after)
@@ -299,6 +289,44 @@ class Dent(nn.Module):
         return bound_blur(params.to(inputs.device, exact), inputs.shape[2:])
 
 
+class _Unrolled(torch.autograd.Function):
+    """The steps of `minimize_entropy` with their exact gradient to `x` and to the variables.
+
+    Only the variables of each step are kept. Backward makes the steps again, from the last to the first.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., Iterator[tuple[Tensor, Variables]]],
+        record: Callable[[Tensor, Variables], None],
+        steps: range,
+        names: list[str],
+        x: Tensor,
+        *flat: Tensor,
+    ) -> tuple[Tensor, ...]:
+        path = [flat]
+        for logits, variables in run(x.detach(), _group(names, flat), steps):
+            record(logits, variables)
+            path.append(_flatten(variables))
+        ctx.run, ctx.steps, ctx.names = run, steps, names
+        ctx.save_for_backward(x, *(tensor for before in path[:-1] for tensor in before))
+        return path[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        x_grad, size = torch.zeros_like(x), len(grads)
+        for step in reversed(ctx.steps):
+            saved, before = saved[:-size], saved[-size:]
+            leaves = [tensor.detach().requires_grad_() for tensor in (x, *before)]
+            ((_, after),) = ctx.run(leaves[0], _group(ctx.names, leaves[1:]), [step], keep_graph=True)
+            part, *before = torch.autograd.grad(_flatten(after), leaves, grads, materialize_grads=True)
+            grads, x_grad = tuple(before), x_grad + part
+        return None, None, None, None, x_grad, *grads
+
+
 def _cut(
     x: Tensor, values: Tensors, chunk: int | None
 ) -> Iterable[tuple[Tensor, Tensor | None, Tensor | None]]:
@@ -331,7 +359,7 @@ def _get_value(variables: Variables, name: str) -> Tensor | None:
     return variables[name][0] if name in variables else None
 
 
-def _flatten(variables: Variables) -> Flat:
+def _flatten(variables: Variables) -> tuple[Tensor, ...]:
     return tuple(tensor for group in variables.values() for tensor in group)
 
 
