@@ -367,3 +367,16 @@ def test_what_is_no_result_is_refused(dent: Command, ran: Path) -> None:
     said = dent("report", ran)  # stopped before its end
     assert said.code == 2
     assert f"expected {RESULTS} in {ran}, which dent reproduce writes at its end" in said.err
+
+
+def test_a_search_in_half_precision_is_other_work_and_the_report_says_so(
+    dent: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert dent(*SMALL, "--mixed-precision").code == 0
+    found = load_reproduction(Path("runs/paper-smoke"))
+    assert found.scale.mixed_precision
+    assert {cell.asked["mixed_precision"] for cell in found.cells.values()} == {True}
+    assert "judged in float32" in paper_markdown(found)
+    assert not work.gather(find_scale("smoke"), Path("runs/paper-smoke")).cells

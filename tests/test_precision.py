@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from cells import labeled, tiny
 from torch import Tensor, nn
 
 import dent
+from dent.cli import main
 from dent.evaluation import Evaluation, evaluate, load_results
 from dent.precision import search_in_bfloat16
 
@@ -105,6 +107,19 @@ def test_it_is_refused_where_it_would_be_slow(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="expected a processor with bfloat16 instructions"):
         evaluate(net, ["static"], data=labeled(net, 8), out=tmp_path, mixed_precision=True, **SMALL)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_shows_the_plan_and_says_why_it_would_be_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
+    asked = "evaluate --model resnet20-at --defense static --n 4 --mixed-precision --dry-run"
+    monkeypatch.setattr(sys, "argv", ["dent", *asked.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert "- expected a processor with bfloat16 instructions" in capsys.readouterr().out
 
 
 def test_a_run_says_how_it_searched(tmp_path: Path) -> None:

@@ -21,13 +21,17 @@ def make_generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state[0]))
 
 
-def preserve_random_state() -> AbstractContextManager[None]:
-    """Restore torch's random state at the end, on all devices that are in use.
+def preserve_random_state(device: str | None = None) -> AbstractContextManager[None]:
+    """Restore torch's random state at the end, as if nothing had been drawn within.
+
+    device: that is going to be used, beside the CPU (default: all GPUs that are in use).
 
     >>> with preserve_random_state():
     ...     first = torch.rand(1)
     >>> torch.equal(first, torch.rand(1))
     True
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    return torch.random.fork_rng(devices)
+    if device is not None:
+        kind = torch.device(device)
+        return torch.random.fork_rng([kind] if kind.type == "cuda" else [])
+    return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])

@@ -181,7 +181,7 @@ def _show_estimate(sources: Sources, as_json: bool) -> None:
     typer.echo(total_line(rows))
     try:
         check_needs(sources.evaluation)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         typer.echo(f"- {error}")
 
 

@@ -70,7 +70,7 @@ def reproduce(
     ] = None,
     mixed_precision: Annotated[
         bool,
-        typer.Option(help="Search in bfloat16, in about half the time on hardware that has it."),
+        typer.Option(help="Search in bfloat16, which is faster on hardware that has it."),
     ] = False,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -85,7 +85,9 @@ def reproduce(
     chosen_scale = find_scale(scale)
     if models is not None:
         chosen_scale = chosen_scale.with_robustbench(models)
-    chosen_scale = chosen_scale.with_imagenet(imagenet).replace(mixed_precision=mixed_precision)
+    chosen_scale = chosen_scale.with_imagenet(imagenet)
+    if mixed_precision:
+        chosen_scale = chosen_scale.replace(mixed_precision=True)
     folder = out or Path("runs") / f"paper-{chosen_scale.name}"
     if not names:
         show(
@@ -104,8 +106,8 @@ def reproduce(
         known = select_known(load_reproduction(start), chosen, chosen_scale, seed=seed, device=device)
         typer.echo(f"{len(known)} evaluations are known from {start}", err=True)
     if dry_run:
-        found_rows = estimate_tables(chosen, chosen_scale, seed=seed, device=device, known=known)
-        _show_estimates(found_rows, as_json)
+        estimates = estimate_tables(chosen, chosen_scale, seed=seed, device=device, known=known)
+        _show_estimates(estimates, as_json)
         return
     with progress_bar("reproducing") as move:
         found = run_tables(

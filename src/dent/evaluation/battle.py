@@ -22,8 +22,8 @@ from dent.attacks.checks import check_model
 from dent.attacks.norms import lengths
 from dent.defense import Dent
 from dent.defense.dent.descent import entropy
-from dent.evaluation.behavior import preserve_rng
 from dent.evaluation.defenses import AnyDefense, Subject
+from dent.seeds import preserve_random_state
 
 LARGEST = 64  # pixels of the longer side; larger images are shrunk
 DIGITS = 4
@@ -85,7 +85,7 @@ def record_battle(
 
     budget: dict[str, Any] = {"eps": eps, "norm": norm, "seed": seed}
     made = []
-    with preserve_rng(str(inputs.device)):
+    with preserve_random_state(str(inputs.device)):
         torch.manual_seed(seed)  # for models that draw
         static = watch_static()
         apgd(static, inputs, labels, steps=steps, joint=True, **budget)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -12,19 +11,12 @@ from torch import Tensor, nn
 
 from dent.attacks.findings import LARGEST_DIFFERENCE, count_backward_passes, measure_difference
 from dent.evaluation.digests import digest_model
-
-
-@contextmanager
-def preserve_rng(device: str) -> Iterator[None]:
-    """Restore torch's random state at the end, as if nothing had been drawn within."""
-    kind = torch.device(device)
-    with torch.random.fork_rng([kind] if kind.type == "cuda" else []):
-        yield
+from dent.seeds import preserve_random_state
 
 
 def ask(model: Callable[[Tensor], Any], inputs: Tensor, seed: int = 0) -> Any:
     """Return the model's answer with torch's random numbers from this seed, without a gradient."""
-    with preserve_rng(str(inputs.device)), torch.no_grad():
+    with preserve_random_state(str(inputs.device)), torch.no_grad():
         torch.manual_seed(seed)
         return model(inputs)
 

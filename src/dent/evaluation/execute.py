@@ -23,7 +23,7 @@ from dent.attacks.norms import find_largest
 from dent.defense import Dent
 from dent.evaluation.attacks import ATTACKS, Attack
 from dent.evaluation.battle import list_recordable, record_battle
-from dent.evaluation.behavior import FreshCopies, ask, preserve_rng
+from dent.evaluation.behavior import FreshCopies, ask
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.defenses import Subject
 from dent.evaluation.paired import JudgedPoints
@@ -44,6 +44,7 @@ from dent.evaluation.suites import (
 )
 from dent.names import lookup
 from dent.precision import search_in_bfloat16
+from dent.seeds import preserve_random_state
 from dent.storage import replace_file
 
 SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
@@ -85,7 +86,7 @@ def execute_task(task: Task, sources: Sources) -> UnitResult:
 @contextmanager
 def seed_unit(unit: Unit, evaluation: Evaluation) -> Iterator[None]:
     """Seed torch by the unit within, and restore its random state at the end."""
-    with preserve_rng(evaluation.device):
+    with preserve_random_state(evaluation.device):
         torch.manual_seed(unit.seed(evaluation.seed))
         yield
 

@@ -23,7 +23,6 @@ from dent.evaluation.behavior import (
     is_dynamic,
     is_independent_at_random,
     is_random,
-    preserve_rng,
     start_clean,
 )
 from dent.evaluation.defenses import (
@@ -40,7 +39,7 @@ from dent.evaluation.own_attacks import check_call, import_attack, make_own_atta
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.suites import is_own_path
 from dent.models import find_class_names, load_model
-from dent.seeds import make_generator
+from dent.seeds import make_generator, preserve_random_state
 from dent.testing import refuse_broken_promises
 
 
@@ -267,7 +266,7 @@ class Sources:
         if declared is not None and not (is_own and declared):
             return bool(declared)
         few = self._read_few(8 if is_own else 2)
-        with preserve_rng(self.evaluation.device):
+        with preserve_random_state(self.evaluation.device):
             found = (is_independent_at_random if randomized else is_independent)(model, few)
         if declared and not found:
             # Another broken promise may be the cause.

@@ -207,8 +207,8 @@ class Evaluation(Declared):
     )
     mixed_precision: bool = Field(
         False,
-        description="Search in bfloat16, in about half the time on hardware that has it. What attacks "
-        "find is judged in float32.",
+        description="Search in bfloat16, which is faster on hardware that has it. What attacks find is "
+        "judged in float32.",
     )
     exhaustive: bool = Field(False, description="Attack also inputs that an earlier attack has broken.")
     battle: bool = Field(True, description="Also record an attack step by step, for the report.")
