@@ -1,12 +1,13 @@
 """Search a test-time defense that keeps more images than its static model under all attacks together.
 
     python benchmarks/winning.py --out FOLDER [--models resnet20-at 2b2] [--candidates static views]
-        [--stage 1] [--table]
+        [--stage 1] [--bfloat16] [--table]
 
 `docs/winning.md` has the protocol. Stage 1 attacks the search images (training images that no shipped
-model saw), stage 2 the shipped test images. Each pair of model and candidate is a JSON file in the
+model saw), stage 2 the shipped test images. Stage "natural" attacks nothing, and counts natural accuracy
+on all 10,000 test images. Each pair of model and candidate is a JSON file in the
 folder, with all batches that are done; the same command continues there. `--table` attacks nothing and
-prints what is done.
+prints what is done. `--bfloat16` searches in bfloat16; what it finds is judged in float32.
 
 An image that an attack breaks is broken and leaves. So a column "after ..." counts the images that stand
 after this attack and all before it, and the last one is the worst case.
@@ -18,6 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,12 +36,12 @@ from dent.attacks.adaptive import unrolled
 from dent.attacks.fused import fuse_batch_norm
 from dent.defense.defended import Defended, Method
 from dent.evaluation.paired import Paired, correct_pairs
+from dent.precision import refuse_slow_bfloat16, search_in_bfloat16
 from dent.seeds import make_generator
 from dent.storage import replace_file
 
 Network = Callable[[Tensor], Tensor]
 Entry = dict[str, Any]  # of one candidate on one model
-BATCH = 128
 
 
 class Target(NamedTuple):
@@ -51,7 +53,7 @@ class Target(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The images and the strength of the attacks.
+    """The images and the strength of the attacks; without steps nothing is attacked.
 
     whole: run all of AutoAttack on what is left. Only a defense without updates gets it.
     """
@@ -60,6 +62,7 @@ class Stage(NamedTuple):
     steps: int
     targets: int
     whole: bool = False
+    batch_size: int = 128
 
 
 def load_search_images(n: int = 256) -> tuple[Tensor, Tensor]:
@@ -79,6 +82,7 @@ STAGES = {
     "1": Stage(load_search_images, 30, 3),
     "1-few": Stage(partial(load_search_images, 64), 30, 3),
     "2": Stage(partial(dent.load_data, "cifar10", n=1000), 50, 3),
+    "natural": Stage(partial(dent.load_data, "cifar10", n=10_000), 0, 0, batch_size=1000),
     "2-autoattack": Stage(partial(dent.load_data, "cifar10", n=256), 50, 3, whole=True),
 }
 
@@ -91,17 +95,20 @@ def find_points(
     Every image stays in the search (`joint`), also after it is broken.
     """
 
+    def plain(points: Tensor) -> Tensor:
+        return network(points).float()  # a search in bfloat16 has halved them
+
     def mirrored(points: Tensor) -> Tensor:
-        return network(points.flip(3))
+        return plain(points.flip(3))
 
     attack = partial(
         apgd, inputs=images, labels=labels, eps=target.eps, norm=target.norm, steps=steps, joint=True
     )
     towards = partial(
-        apgd_targeted, network, images, labels, eps=target.eps, norm=target.norm, steps=steps, targets=1
+        apgd_targeted, plain, images, labels, eps=target.eps, norm=target.norm, steps=steps, targets=1
     )
     return {
-        "static, apgd-ce": attack(network).inputs,
+        "static, apgd-ce": attack(plain).inputs,
         "static, apgd-t": towards(joint=True).inputs,
         "mirror, apgd-ce": attack(mirrored).inputs,
     }
@@ -109,10 +116,14 @@ def find_points(
 
 def attack_defense(
     model: nn.Module, method: Method, images: Tensor, labels: Tensor, points: dict[str, Tensor], *,
-    target: Target, stage: Stage,
+    target: Target, stage: Stage, in_half: bool = False,
 ) -> dict[str, list[bool]]:  # fmt: skip
     """Attack one batch in the order of the protocol; return which images stand after each attack."""
     defense = Defended(model, method)
+    stands = judge(defense, images, labels)
+    after = {"natural": stands.tolist()}
+    if not stage.steps:
+        return after
     at: dict[str, Any] = {"eps": target.eps, "norm": target.norm, "steps": stage.steps}
     attacks: dict[str, Callable[[Tensor, Tensor], Any]]
     if method.steps:  # an exact gradient goes through the updates
@@ -128,7 +139,9 @@ def attack_defense(
         faster = fuse_batch_norm(model, images[:8]) if method.needs == "nothing" else None
 
         def searched(inputs: Tensor) -> Tensor:
-            return method.predict(faster, inputs, ()) if faster else defense(inputs)  # type: ignore[arg-type]
+            if faster is None:
+                return defense(inputs)  # type: ignore[no-any-return]
+            return method.predict(faster, inputs, ()).float()  # type: ignore[arg-type]
 
         joint = not method.independent
         attacks = {
@@ -138,8 +151,6 @@ def attack_defense(
         if stage.whole:
             attacks["autoattack"] = partial(autoattack, searched, eps=target.eps, norm=target.norm)
 
-    stands = judge(defense, images, labels)
-    after = {"natural": stands.tolist()}
     for one in points.values():
         stands = stands & judge(defense, one, labels)
     after["transfer"] = stands.tolist()
@@ -147,7 +158,8 @@ def attack_defense(
         # A batch that answers depend on stays whole.
         left = stands if method.independent else torch.ones_like(stands)
         if some := left.nonzero().squeeze(1).tolist():
-            found = attack(images[some], labels[some]).inputs
+            with search_in_bfloat16(model, images.device) if in_half else nullcontext():
+                found = attack(images[some], labels[some]).inputs
             stands[some] &= judge(defense, found, labels[some])
         after[name] = stands.tolist()
     return after
@@ -224,33 +236,37 @@ def tabulate(entries: dict[str, Entry]) -> list[str]:
     ]
 
 
-def run_model(name: str, chosen: list[str], stage: str, folder: Path) -> None:
+def run_model(name: str, chosen: list[str], stage: str, folder: Path, *, in_half: bool = False) -> None:
     """Attack batch after batch of images, each by every chosen candidate, and store what is done."""
     target, setting = MODELS[name], STAGES[stage]
     images, labels = setting.load()
     model = target.load().eval().requires_grad_(False)
     network = fuse_batch_norm(model, images[:8])
-    for start in range(0, len(images), BATCH):
-        batch, truth = images[start : start + BATCH], labels[start : start + BATCH]
+    for start in range(0, len(images), setting.batch_size):
+        batch, truth = (values[start : start + setting.batch_size] for values in (images, labels))
         done = {one: read_entry(find_file(folder, name, one, stage)) for one in chosen}
         todo = [one for one in chosen if count_images(done[one]) <= start]
-        todo = [one for one in todo if stage.startswith("2") or not is_behind(one, done)]
+        todo = [one for one in todo if stage[0] != "1" or not is_behind(one, done)]
         if not todo:
             continue
-        stored = folder / f"points, {name}, stage {stage}, from {start}.pt"
-        if not stored.exists():
-            points = find_points(network, batch, truth, target=target, steps=setting.steps)
-            torch.save(points, stored)
-        points = torch.load(stored, weights_only=True)
+        points = {}
+        if setting.steps:
+            stored = folder / f"points, {name}, stage {stage}, from {start}.pt"
+            if not stored.exists():
+                with search_in_bfloat16(network, batch.device) if in_half else nullcontext():
+                    found = find_points(network, batch, truth, target=target, steps=setting.steps)
+                torch.save(found, stored)
+            points = torch.load(stored, weights_only=True)
         for one in todo:
             print(f"{name}, stage {stage}, from image {start}: {one}", flush=True)
             started, entry, method = time.process_time(), done[one], CANDIDATES[one]
             after = attack_defense(
-                model, method, batch, truth, points, target=target, stage=setting
-            )  # fmt: skip
+                model, method, batch, truth, points, target=target, stage=setting, in_half=in_half
+            )
             known = entry.get("after", {})
             entry = {
                 "settings": str(method),
+                "search": "bfloat16" if in_half else "float32",
                 "forwards": method.forwards,
                 "after": {attack: [*known.get(attack, []), *new] for attack, new in after.items()},
                 "seconds": entry.get("seconds", 0) + time.process_time() - started,
@@ -292,12 +308,15 @@ def main() -> None:
         help="Candidates (default: all).",
     )  # fmt: skip
     parser.add_argument("--stage", default="1", choices=STAGES, help="Images and attacks (default: 1).")
+    parser.add_argument("--bfloat16", action="store_true", help="Search in bfloat16, judge in float32.")
     parser.add_argument("--table", action="store_true", help="Print what is done; attack nothing.")
     given = parser.parse_args()
+    if given.bfloat16:
+        refuse_slow_bfloat16(torch.device("cpu"))
     given.out.mkdir(parents=True, exist_ok=True)
     for name in given.models:
         if not given.table:
-            run_model(name, given.candidates, given.stage, given.out)
+            run_model(name, given.candidates, given.stage, given.out, in_half=given.bfloat16)
         files = {one: find_file(given.out, name, one, given.stage) for one in given.candidates}
         if done := {one: entry for one, file in files.items() if (entry := read_entry(file))}:
             print(f"\n{name}, stage {given.stage}\n" + "\n".join(tabulate(done)) + "\n", flush=True)

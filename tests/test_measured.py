@@ -44,7 +44,7 @@ def read_json(name: str) -> Any:
 # The search for a defense that wins
 
 
-def read_search(model: str, candidate: str, stage: int) -> dict[str, list[bool]]:
+def read_search(model: str, candidate: str, stage: int | str) -> dict[str, list[bool]]:
     """Return which images stand after each attack and all before it."""
     found = read_json(f"winning/{model}, {candidate}, stage {stage}.json")["after"]
     return {attack: list(map(bool, standing)) for attack, standing in found.items()}
@@ -88,6 +88,19 @@ def test_the_final_table_has_these_numbers() -> None:
                 alone = count_alone(after["apgd-t"], read_search(model, name, 2)["apgd-t"])
                 assert f"({alone})" in said, row
     assert len(table) >= 12
+
+
+def test_natural_accuracies_of_all_test_images_have_these_numbers() -> None:
+    (table,) = read_tables("winning.md", "natural accuracy of")
+    for row in table:
+        model, static, *others = row.values()
+        control = read_search(model, "static", "natural")["natural"]
+        assert len(control) == 10_000
+        assert static == percent(control)
+        for name, shown in zip([*row][2:], others, strict=True):
+            standing = read_search(model, CALLED.get(name, name), "natural")["natural"]
+            assert shown == f"{percent(standing)} ({count_alone(standing, control)})", row
+    assert len(table) >= 3
 
 
 def test_the_table_of_the_claim_has_these_numbers() -> None:
