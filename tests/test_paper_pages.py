@@ -15,7 +15,7 @@ from dent.paper.claims import judge_claims
 from dent.paper.reasons import REASONS, read_reasons
 from dent.paper.results import COSTS, Measurement, Reproduction, load_reproduction
 from dent.paper.tables import PaperTable, tables
-from dent.paper.verdicts import FAILS, HOLDS, OPEN
+from dent.paper.verdicts import FAILS, HOLDS, OPEN, SMALLER
 from dent.report.format import NOTHING
 from dent.report.paper_pages import HEADLINES, WHY_UNKNOWN, make_pages, name_size
 from dent.report.write import write_paper_pages
@@ -171,7 +171,12 @@ def trace_overview(text: str, found: Sequence[Reproduction]) -> None:
             expected.append(" / ".join(f"{one.worst.percent:.1f}" for one in ours if one.worst))
             expected.append(" / ".join(dict.fromkeys(f"{one.n} ({one.batches})" for one in ours)))
         assert shown == expected
-    kinds = {HOLDS: "hold", FAILS: "do not hold", OPEN: "cannot be told"}
+    kinds = {
+        HOLDS: "hold",
+        FAILS: "do not hold",
+        SMALLER: "show far less than published",
+        OPEN: "cannot be told",
+    }
     for each in found:
         judged = judge_claims(each)
         for name in ("verdict", "worst_verdict"):

@@ -1,7 +1,8 @@
-"""When a comparison of numbers holds, does not hold, or cannot be told."""
+"""When a comparison of numbers holds, does not hold, is far smaller, or cannot be told."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dent.evaluation.paired import JudgedPoints, pair_points
-from dent.paper.verdicts import FAILS, HOLDS, OPEN, Condition, Figure, Verdict, subtract, weigh
+from dent.paper.verdicts import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    SMALLER,
+    Condition,
+    Figure,
+    Verdict,
+    subtract,
+    weigh,
+)
 
 count = st.integers(0, 40)
 counts = st.tuples(count, count, count, count).filter(any)
@@ -115,6 +126,35 @@ DENT, STATIC = share(70, 100), share(50, 100)  # 20 points, surely more than 10,
 )
 def test_comparisons(kind: str, numbers: tuple[Figure, ...], bound: float, expected: Verdict) -> None:
     assert verdict(kind, *numbers, bound=bound) == expected
+
+
+@pytest.mark.parametrize("kind", ["more", "rises", "falls"])
+@given(counts, st.floats(-60, 60))
+def test_far_smaller_is_below_half_of_what_was_published(kind: str, of: Counts, gain: float) -> None:
+    """It is said only where nothing else can be, and of every gain that the interval rules out."""
+    low, high = two(of)
+    numbers, published = ((low, high), [50.0, 50 + gain])
+    if kind != "rises":
+        numbers, published = (high, low), [50 + gain, 50.0]
+    condition = Condition(kind, ("a", "b"))
+    without, found = weigh(condition, numbers), weigh(condition, numbers, published=published)
+    interval = subtract(high, low).interval
+    assert interval is not None
+    if without.verdict == OPEN and 2 * interval[1] < 50 + gain - 50:
+        assert found.verdict == SMALLER
+    else:
+        assert found.verdict == without.verdict
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("more", -5.0), ("same", 2.0), ("at_least", 0.9), ("at_most", 0.9)]
+)
+def test_other_comparisons_are_never_far_smaller(kind: str, bound: float) -> None:
+    numbers = share(50, 100), share(51, 100)
+    alone = weigh(Condition(kind, ("a", "b"), bound), numbers)
+    assert weigh(Condition(kind, ("a", "b"), bound), numbers, published=[99.0, 1.0]) == replace(
+        alone, published=98.0
+    )
 
 
 @given(counts, st.floats(-30, 30))

@@ -119,8 +119,9 @@ def test_claims_come_next_with_a_word_and_a_color(page: Page, full: Reproduction
         assert [value.text for value in row[1:]] == [
             one.verdict, one.worst_verdict or NOTHING, one.published_verdict,
         ]  # fmt: skip
+        tones = {"holds": "good", "does not hold": "bad", "far smaller": "bad"}
         for value in row[1:]:
-            assert value.tone == {"holds": "good", "does not hold": "bad"}.get(value.text, "")
+            assert value.tone == tones.get(value.text, "")
     behind = page.blocks[first + 1]
     assert isinstance(behind, Text)
     assert len(behind.items) == len(judge_claims(full))

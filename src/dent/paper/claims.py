@@ -5,9 +5,10 @@ comes down to (`dent.paper.verdicts` lists their kinds). A reference names a num
 "table-7/dent+/ding2020/6" is table, part, row, column. If a condition has `each`, every name of that
 list takes the place of the star in its references.
 
-A claim holds if all its conditions hold, does not hold if one does not, and otherwise cannot be told. A
-scale may leave numbers out, above all those of models that it does not have. Conditions on these are
-left out too, and a series goes on without them; the judgment says how many conditions are left.
+A claim holds if all its conditions hold, does not hold if one does not, shows far less than published if
+one of the others does, and otherwise cannot be told. A scale may leave numbers out, above all those of
+models that it does not have. Conditions on these are left out too, and a series goes on without them;
+the judgment says how many conditions are left.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 import yaml
@@ -29,6 +31,7 @@ from dent.paper.verdicts import (
     HOLDS,
     OPEN,
     SERIES,
+    SMALLER,
     Condition,
     Evidence,
     Figure,
@@ -234,15 +237,16 @@ def judge(claim: Claim, measured: Mapping[str, Measurement]) -> Judgment:
     """Return what measurements, by reference, say about a claim."""
     known = {one: measured[one] for one in claim.references if one in measured}
     conditions = _list_judged(claim, known)
+    published = {name: one.number.published for name, one in known.items()}
     left_out = len(claim.conditions) - len(conditions)
 
     def weigh_all(*, worst: bool) -> tuple[Verdict, tuple[Evidence, ...]]:
         pick_figure = partial(_pick_figure, claim, known, worst=worst)
-        return _weigh_all(conditions or claim.conditions, pick_figure)
+        return _weigh_all(conditions or claim.conditions, pick_figure, published=published)
 
     verdict, evidence = weigh_all(worst=False)
-    published = judge_published(claim, {name: one.number.published for name, one in known.items()})
-    made = Judgment(claim, verdict, None, evidence, (), published, left_out)
+    own_verdict = judge_published(claim, published)
+    made = Judgment(claim, verdict, None, evidence, (), own_verdict, left_out)
     if not claim.worst or not any(one.worst_judged for one in known.values()):
         return made
     worst_verdict, worst_evidence = weigh_all(worst=True)
@@ -292,10 +296,18 @@ def _weigh_all(
     conditions: Iterable[Condition],
     pick_figure: Callable[[str], Figure | str],
     slack: float = 0.0,
+    published: Mapping[str, float | None] = MappingProxyType({}),
 ) -> tuple[Verdict, tuple[Evidence, ...]]:
     """Return the verdict of all conditions together, and the evidence for each."""
     evidence = tuple(
-        weigh(one, [pick_figure(reference) for reference in one.references], slack) for one in conditions
+        weigh(
+            one,
+            [pick_figure(reference) for reference in one.references],
+            slack,
+            [published.get(reference) for reference in one.references],
+        )
+        for one in conditions
     )
     verdicts = {one.verdict for one in evidence}
-    return (FAILS if FAILS in verdicts else HOLDS if verdicts == {HOLDS} else OPEN), evidence
+    decided = next((one for one in (FAILS, SMALLER) if one in verdicts), None)
+    return decided or (HOLDS if verdicts == {HOLDS} else OPEN), evidence

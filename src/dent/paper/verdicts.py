@@ -9,11 +9,13 @@
 | rises: [a, ..., z]; falls the other way   | low > 0, for z - a; and no fall  | high <= 0, or a fall |
 | value_near: a, value: x, factor: f, of: b | x / f <= a (or a / b) <= x f     | otherwise            |
 
-Otherwise the condition cannot be told. The interval is that of the difference on the same points. If
-points depend on their batch, there is an interval from five batches on: from fewer, nothing can be told.
-A fall is a decrease between any two numbers of the series that is more than chance: p, times the number
-of pairs, is below 0.05. Costs and published numbers have no interval and are compared as they are. A
-negative `by` asks for "not much less": this is how an accuracy is said to be kept.
+Where more, a rise or a fall is asked and neither holds nor fails, the difference is "far smaller" if
+its interval lies below half of the published difference. Otherwise it cannot be told. The interval is
+that of the difference on the same points. If points depend on their batch, there is an interval from
+five batches on: from fewer, nothing can be told. A fall is a decrease between any two numbers of the
+series that is more than chance: p, times the number of pairs, is below 0.05. Costs and published numbers
+have no interval and are compared as they are. A negative `by` asks for "not much less": this is how an
+accuracy is said to be kept.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from typing import Any, Literal
 
 from dent.evaluation.paired import LEVEL, JudgedPoints, pair_points
 
-Verdict = Literal["holds", "does not hold", "cannot be told"]
+Verdict = Literal["holds", "does not hold", "far smaller", "cannot be told"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
+SMALLER: Verdict = "far smaller"
 OPEN: Verdict = "cannot be told"
 Figure = JudgedPoints | float  # an accuracy by its points, or a number that has none
 SERIES = ("rises", "falls")
@@ -63,8 +66,8 @@ class Difference:
     def value(self) -> float:
         return round(self.first - self.second, 9)  # as decimals: 64.4 - 41.4 is 23
 
-    def judge(self, kind: str, bound: float = 0.0) -> Verdict:
-        """Return the verdict by the table above."""
+    def judge(self, kind: str, bound: float = 0.0, published: float = math.nan) -> Verdict:
+        """Return the verdict by the table above; `published` is the difference in the paper."""
         if self.interval is None:
             return OPEN
         low, high = self.interval
@@ -74,7 +77,10 @@ class Difference:
             "at_least": (low >= 0, high < 0),
             "at_most": (high <= 0, low > 0),
         }[kind]
-        return HOLDS if holds else FAILS if fails else OPEN
+        if holds or fails:
+            return HOLDS if holds else FAILS
+        is_smaller = kind == "more" and bound >= 0 and high < published / 2
+        return SMALLER if is_smaller else OPEN
 
     def count_needed(self, kind: str, bound: float = 0.0) -> float | None:
         """Return about how many images would tell, if the difference stays as it is; None if unknown.
@@ -121,8 +127,9 @@ class Evidence:
     values: by reference, the number that was compared, or why there is none.
     difference: the first number minus (a share of) the last; of a series, the last minus the first.
     against: of a series, the two references with the largest change the wrong way, and the change.
-    ratio: what `value_near` compares. reason: why the condition cannot be told although the numbers are
-    there. needed: about how many images would tell, if it cannot be told by these.
+    ratio: what `value_near` compares. published: the difference in the paper, NaN if unknown. reason:
+    why the condition cannot be told although the numbers are there. needed: about how many images would
+    tell, if it cannot be told by these.
     """
 
     condition: Condition
@@ -132,6 +139,7 @@ class Evidence:
     against: tuple[str, str, Difference] | None = None
     ratio: float | None = None
     reason: str = ""
+    published: float = math.nan
 
     @property
     def needed(self) -> float | None:
@@ -152,15 +160,22 @@ class Evidence:
             "difference": self.difference.to_json() if self.difference else None,
             "against": against,
             "ratio": self.ratio,
+            "published": None if math.isnan(self.published) else round(self.published, 9),
             "reason": self.reason,
             "needed": self.needed,
         }
 
 
-def weigh(condition: Condition, figures: Sequence[Figure | str], slack: float = 0.0) -> Evidence:
+def weigh(
+    condition: Condition,
+    figures: Sequence[Figure | str],
+    slack: float = 0.0,
+    published: Sequence[float | None] = (),
+) -> Evidence:
     """Return what figures say about a condition; a text in place of a figure is why there is none.
 
     slack: how far published numbers of a series may go the wrong way.
+    published: the paper's own numbers, in the order of the references.
 
     >>> dent, static = JudgedPoints({1: True, 2: False}), JudgedPoints({1: False, 2: False})
     >>> weigh(Condition("more", ("dent", "static")), [dent, static]).verdict
@@ -189,10 +204,12 @@ def weigh(condition: Condition, figures: Sequence[Figure | str], slack: float = 
     difference = subtract(first, last, share)
     if difference.n == 0:
         return Evidence(condition, OPEN, values, reason="have no images in common")
+    ends = [published[0], published[-1]] if published else []
+    start, end = (math.nan if one is None else one for one in ends or (None, None))
     if condition.kind in SERIES:
-        return _weigh_series(condition, known, values, slack)
-    verdict = difference.judge(condition.kind, condition.bound)
-    return Evidence(condition, verdict, values, difference)
+        return _weigh_series(condition, known, values, slack, end - start)
+    verdict = difference.judge(condition.kind, condition.bound, start - end)
+    return Evidence(condition, verdict, values, difference, published=start - end)
 
 
 def _weigh_series(
@@ -200,6 +217,7 @@ def _weigh_series(
     known: Mapping[str, Figure],
     values: Mapping[str, float | str],
     slack: float,
+    published: float,
 ) -> Evidence:
     sign = 1 if condition.kind == "rises" else -1
     names, figures = list(known), list(known.values())
@@ -217,7 +235,8 @@ def _weigh_series(
         largest = max(against, key=lambda one: abs(one[2].value))
         return Evidence(condition, FAILS, values, difference, largest)
     ends = difference if sign > 0 else subtract(figures[0], figures[-1])
-    return Evidence(condition, ends.judge("more"), values, difference)
+    verdict = ends.judge("more", published=sign * published)
+    return Evidence(condition, verdict, values, difference, published=published)
 
 
 def _weigh_ratio(

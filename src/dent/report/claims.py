@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
-from typing import Any
 
 from dent.intervals import LEAST_BATCHES
 from dent.paper.claims import Judgment
 from dent.paper.tables import tables
-from dent.paper.verdicts import SERIES, SHARES, Difference, Evidence, Verdict
+from dent.paper.verdicts import (
+    FAILS,
+    HOLDS,
+    OPEN,
+    SERIES,
+    SHARES,
+    SMALLER,
+    Difference,
+    Evidence,
+    Verdict,
+)
 from dent.report.blocks import EMPTY, Group, Note, Table, Tone, Value
 from dent.report.format import format_count, format_n, format_percent, format_points
 
@@ -20,6 +29,10 @@ CLAIM_NOTES = (
     Note("by the 95 % interval of the difference, on the same images.", "here"),
     Note("the same with attacks made for adaptation, which the paper did not run.", "worst case"),
     Note("by the paper's own numbers, as it prints them.", "published"),
+    Note(
+        "the difference may be zero, and its interval lies below half of the published difference.",
+        "far smaller",
+    ),
     Note(
         f"this n is too small, a number is missing, or images that depend on their batch are in fewer "
         f"than {LEAST_BATCHES} batches. The images that would tell are counted as if the difference "
@@ -33,7 +46,14 @@ CLAIM_NOTES = (
     ),
 )
 MOST_IMAGES = 10_000  # as CIFAR's test sets have
-TONES: dict[Verdict, Tone] = {"holds": "good", "does not hold": "bad"}
+TONES: dict[Verdict, Tone] = {HOLDS: "good", FAILS: "bad", SMALLER: "bad"}
+# How many claims have a verdict, in the order of a summary.
+COUNTED: dict[Verdict, str] = {
+    HOLDS: "hold",
+    FAILS: "do not hold",
+    SMALLER: "show far less than published",
+    OPEN: "cannot be told",
+}
 
 
 def claim_table(judgments: Sequence[Judgment]) -> Table:
@@ -61,22 +81,24 @@ def verdict_value(verdict: Verdict | None, judgment: Judgment | None = None) -> 
 
 def summarize_claims(judgments: Sequence[Judgment]) -> list[str]:
     """Return how many claims hold, under the paper's attacks and in the worst case."""
-    here = Counter(one.verdict for one in judgments)
-    worst = Counter(one.worst_verdict for one in judgments if one.worst_verdict)
-    if not here["holds"] and not here["does not hold"]:
+    here: Counter[Verdict] = Counter(one.verdict for one in judgments)
+    worst: Counter[Verdict] = Counter(one.worst_verdict for one in judgments if one.worst_verdict)
+    if set(here) == {OPEN}:
         return ["Nothing can be told about the paper's claims yet."]
-
-    def count(verdicts: Counter[Any]) -> str:
-        known = f"{verdicts['holds']} hold, {verdicts['does not hold']} do not hold"
-        return f"{known}, {verdicts['cannot be told']} cannot be told"
-
-    lines = [f"Of {here.total()} claims of the paper, under its own kind of attack: {count(here)}."]
+    lines = [
+        f"Of {here.total()} claims of the paper, under its own kind of attack: {count_verdicts(here)}."
+    ]
     if worst:
         lines.append(
             f"Of the {worst.total()} claims on robustness, in the worst case over attacks made for "
-            f"adaptation: {count(worst)}."
+            f"adaptation: {count_verdicts(worst)}."
         )
     return lines
+
+
+def count_verdicts(counts: Mapping[Verdict, int]) -> str:
+    """Return how many claims have each verdict."""
+    return ", ".join(f"{counts[verdict]} {words}" for verdict, words in COUNTED.items())
 
 
 def write_evidence(one: Judgment) -> str:
@@ -136,7 +158,7 @@ def _describe_evidence(one: Evidence) -> tuple[str, str]:
         if one.against:
             early, late, step = one.against
             line += f"; but {short[early]} to {short[late]} {format_difference(step)}"
-        return place, line + format_needed(one.needed)
+        return place, line + _format_published(one) + format_needed(one.needed)
     share, required = condition.bound if condition.kind in SHARES else 1.0, ""
     if condition.kind == "same":
         required = f" (required: within {condition.bound:g})"
@@ -144,8 +166,14 @@ def _describe_evidence(one: Evidence) -> tuple[str, str]:
         required = f" (required: more than {condition.bound:g})"
     numbers = [format_percent(value) for value in (one.difference.first, one.difference.second)]
     other = last if share == 1 else f"{share:g} of {last}"
-    difference = f"{format_difference(one.difference)}{required}{format_needed(one.needed)}"
+    difference = f"{format_difference(one.difference)}{required}{_format_published(one)}"
+    difference += format_needed(one.needed)
     return place, f"{first} {numbers[0]}, {other} {numbers[1]}: {difference}"
+
+
+def _format_published(one: Evidence) -> str:
+    """Return the published difference if ours is far smaller."""
+    return f" (published: {format_points(one.published, sign='+')})" if one.verdict == SMALLER else ""
 
 
 def format_difference(difference: Difference) -> str:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from dent.paper.claims import Judgment, judge_claims
 from dent.paper.results import Measurement, Reproduction
 from dent.paper.tables import PaperTable, find_number, tables
-from dent.paper.verdicts import FAILS, HOLDS, OPEN, Verdict
+from dent.paper.verdicts import FAILS, HOLDS, SMALLER, Verdict
 from dent.report.blocks import EMPTY, Group, Note, Table, Value
-from dent.report.claims import CLAIM_NOTES, evidence_lines, verdict_value
+from dent.report.claims import CLAIM_NOTES, count_verdicts, evidence_lines, verdict_value
 from dent.report.format import format_count, format_number, format_percent
 from dent.report.paper import NOT_MEASURED, label_row, list_notes, name_models, name_table, title_table
 from dent.report.text import markdown_list, table_markdown
@@ -120,18 +120,13 @@ def _is_text(table: PaperTable) -> bool:
 
 def _list_counts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
     for size, own in judgments.items():
-        here = Counter(one.verdict for one in own)
-        worst = Counter(one.worst_verdict for one in own if one.worst_verdict)
+        here: Counter[Verdict] = Counter(one.verdict for one in own)
+        worst: Counter[Verdict] = Counter(one.worst_verdict for one in own if one.worst_verdict)
         yield (
             f"{size.capitalize()}: of {here.total()} claims of the paper, under its own kind of attack, "
-            f"{_count_verdicts(here)}; of the {worst.total()} on robustness, in the worst case, "
-            f"{_count_verdicts(worst)}."
+            f"{count_verdicts(here)}; of the {worst.total()} on robustness, in the worst case, "
+            f"{count_verdicts(worst)}."
         )
-
-
-def _count_verdicts(counts: Mapping[Verdict, int]) -> str:
-    words: dict[Verdict, str] = {HOLDS: "hold", FAILS: "do not hold", OPEN: "cannot be told"}
-    return ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items())
 
 
 def _headline_table(reproductions: Sequence[Reproduction]) -> Table:
@@ -160,15 +155,16 @@ def _headline_table(reproductions: Sequence[Reproduction]) -> Table:
 
 def _list_verdicts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
     """Yield what holds and what does not, in the words of the claims."""
-    kinds: dict[str, tuple[Verdict, ...]] = {
-        "Holds under the paper's kind of attack": (HOLDS,),
-        "Does not hold": (FAILS,),
+    kinds: dict[str, Verdict] = {
+        "Holds under the paper's kind of attack": HOLDS,
+        "Does not hold": FAILS,
+        "Shows far less than published": SMALLER,
     }
-    for title, verdicts in kinds.items():
+    for title, verdict in kinds.items():
         found: dict[str, list[str]] = {}
         for size, own in judgments.items():
             for one in own:
-                if one.verdict in verdicts:
+                if one.verdict == verdict:
                     found.setdefault(one.claim.text, []).append(_describe_size(size, one))
         items = [f"{text} ({', '.join(sizes)})" for text, sizes in found.items()]
         more = [f"and {len(items) - MOST} more"] * (len(items) > MOST)
