@@ -1,19 +1,24 @@
 """Measure accuracy, entropy and calibration over the updates of dent, on natural and attacked images.
 
     python benchmarks/updates.py --model resnet20-at --model resnet26-4-at --eps 8/255 [--json FILE]
+    python benchmarks/updates.py --model resnet20-at --defense dent+ --updates 0 6 --direct [--bfloat16]
 
 Each batch is adapted as it is, and again as attacked: by APGD on the cross-entropy of the static model,
 where every image keeps its point of highest loss, or, with `--first-success`, where an attack stops at
 the first point that breaks it. They are the same images for every defense, so that a table shows what
 the updates change, and not what an attack made of it. Confidence is the mean largest probability; it
 should equal the accuracy. Entropy is the mean in nats.
+
+`--direct` measures instead what APGD leaves that attacks the defense itself, through its stale gradient,
+once for each number of updates. `--bfloat16` searches in bfloat16; what it finds is judged in float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +31,7 @@ import dent
 from dent.attacks import apgd
 from dent.attacks.adaptive.transfer import stop_at_success
 from dent.attacks.fused import fuse_batch_norm
+from dent.precision import refuse_slow_bfloat16, search_in_bfloat16
 from dent.report.terminal import progress_bar, show_table
 from dent.texts import read_number
 
@@ -33,6 +39,7 @@ UPDATES = (0, 1, 3, 10, 30)
 
 
 Batches = list[tuple[Tensor, Tensor]]
+Row = dict[str, Any]
 
 
 def attack_static(
@@ -56,19 +63,18 @@ def describe_answers(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Return accuracy and confidence in %, and the entropy."""
     log_p = logits.log_softmax(1)
     return {
-        "accuracy": 100 * float((logits.argmax(1) == labels).float().mean()),
-        "confidence": 100 * float(log_p.exp().amax(1).mean()),
-        "entropy": -float((log_p.exp() * log_p).sum(1).mean()),
+        "accuracy": round(100 * float((logits.argmax(1) == labels).float().mean()), 2),
+        "confidence": round(100 * float(log_p.exp().amax(1).mean()), 2),
+        "entropy": round(-float((log_p.exp() * log_p).sum(1).mean()), 2),
     }
 
 
 def measure(
     name: str, defense: str, batches: dict[str, Batches], numbers: Sequence[int], move: Any
-) -> list[dict[str, Any]]:
-    """Return a row for each kind of images and number of updates."""
+) -> Iterator[Row]:
+    """Yield a row for each kind of images and number of updates."""
     defended = dent.defend(dent.load_model(name), defense)
     assert isinstance(defended, dent.Dent)
-    rows = []
     for kind, pairs in batches.items():
         states: list[dent.State | None] = [None] * len(pairs)
         for before, updates in zip((0, *numbers), numbers, strict=False):
@@ -80,9 +86,25 @@ def measure(
                 with torch.no_grad():
                     logits.append(defended.predict(inputs, state))
             answers = describe_answers(torch.cat(logits), torch.cat([labels for _, labels in pairs]))
-            row = {"model": name, "defense": defense, "images": kind, "updates": updates}
-            rows.append(row | {key: round(value, 2) for key, value in answers.items()})
-    return rows
+            yield {"model": name, "defense": defense, "images": kind, "updates": updates} | answers
+
+
+def measure_direct(
+    name: str, defense: str, batches: Batches, numbers: Sequence[int], move: Any, *,
+    eps: float, steps: int, in_half: bool,
+) -> Iterator[Row]:  # fmt: skip
+    """Yield a row for each number of updates: of images that attack the defense itself."""
+    for updates in numbers:
+        defended = dent.defend(dent.load_model(name), defense, steps=updates)
+        logits = []
+        for number, (inputs, labels) in enumerate(batches, 1):
+            move(f"{name}, {defense}, direct, {updates} updates, batch {number}")
+            with search_in_bfloat16(defended, inputs.device) if in_half else nullcontext():
+                found = apgd(defended, inputs, labels, eps=eps, steps=steps, joint=True).inputs
+            with torch.no_grad():
+                logits.append(defended(found))
+        answers = describe_answers(torch.cat(logits), torch.cat([labels for _, labels in batches]))
+        yield {"model": name, "defense": defense, "images": "direct", "updates": updates} | answers
 
 
 def main() -> None:
@@ -99,13 +121,20 @@ def main() -> None:
     parser.add_argument(
         "--first-success", action="store_true", help="Add points that stop at the first success."
     )
+    parser.add_argument("--direct", action="store_true", help="Attack the defense itself.")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="With --direct, search in bfloat16, judge in float32."
+    )
     parser.add_argument("--json", type=Path, help="File to write the rows to.")
     given = parser.parse_args()
+    if given.bfloat16:
+        refuse_slow_bfloat16(torch.device("cpu"))
     defenses = given.defense or ["dent", "dent:statistics=test", "dent+"]
     inputs, labels = dent.load_data("cifar10", n=given.n)
     natural = list(zip(inputs.split(given.batch_size), labels.split(given.batch_size), strict=True))
+    attack: dict[str, Any] = {"eps": read_number(given.eps), "steps": given.steps}
     rows, done = [], 0
-    kinds = 3 if given.first_success else 2
+    kinds = len(natural) if given.direct else 3 if given.first_success else 2
     total = len(given.model) * (1 + kinds * len(given.updates) * len(defenses))
     with progress_bar("updates") as show:
 
@@ -115,17 +144,21 @@ def main() -> None:
             done += 1
 
         for name in given.model:
-            model = dent.load_model(name)
             move(f"{name}, attack on the static model")
-            attacked = attack_static(
-                model, natural, eps=read_number(given.eps), steps=given.steps,
-                first_success=given.first_success,
-            )  # fmt: skip
+            run: Callable[..., Iterator[Row]]
+            if given.direct:
+                run = partial(measure_direct, batches=natural, **attack, in_half=given.bfloat16)
+            else:
+                attacked = attack_static(
+                    dent.load_model(name), natural, first_success=given.first_success, **attack
+                )
+                run = partial(measure, batches={"natural": natural} | attacked)
             for defense in defenses:
-                rows += measure(name, defense, {"natural": natural} | attacked, given.updates, move)
+                for row in run(name, defense, numbers=given.updates, move=move):
+                    rows.append(row)
+                    if given.json:  # row by row, so that a run that is stopped leaves what it has
+                        given.json.write_text(json.dumps(rows, indent=2) + "\n")
     show_table(rows, right=("updates", "accuracy", "confidence", "entropy"))
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":
