@@ -227,6 +227,18 @@ def test_a_dry_run_of_what_can_be_done(dent: Command, monkeypatch: pytest.Monkey
     assert order == sorted(order)
 
 
+def test_another_number_of_images_but_for_tables_that_have_their_own(
+    dent: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "time_forward", lambda model, inputs: 1.0)
+    arguments = ["reproduce", "table-1", "table-14", "--n", "320", "--dry-run", "--json"]
+    rows = json.loads(dent(*arguments).out)
+    assert {(row["table"], row["n"]) for row in rows} == {("table-1", 320), ("table-14", 16)}
+    refused = dent(*arguments[:-3], "0", "--dry-run")
+    assert refused.code == 2
+    assert "--n" in refused.err
+
+
 def test_the_time_of_an_unknown_network_is_unknown() -> None:
     scale = find_scale("smoke")
     broken = LoadedModel(model="reproductions:broken")

@@ -72,6 +72,10 @@ def reproduce(
         bool,
         typer.Option(help="Search in bfloat16, which is faster on hardware that has it."),
     ] = False,
+    n: Annotated[
+        int | None,
+        typer.Option(help="Number of images for most numbers (default: the scale's).", min=1),
+    ] = None,
     seed: Seed = 0,
     device: Device = "cpu",
     dry_run: DryRun = False,
@@ -86,6 +90,8 @@ def reproduce(
     if models is not None:
         chosen_scale = chosen_scale.with_robustbench(models)
     chosen_scale = chosen_scale.with_imagenet(imagenet)
+    if n is not None:
+        chosen_scale = chosen_scale.with_images(n)
     if mixed_precision:
         chosen_scale = chosen_scale.replace(mixed_precision=True)
     folder = out or Path("runs") / f"paper-{chosen_scale.name}"

@@ -88,6 +88,7 @@ class Budget(Declared):
 class Scale(Declared):
     """The models, images and attacks of a reproduction.
 
+    takes: how long all tables take with as many images.
     n: number of images, the first of the data; None means all.
     batch_size: size of a batch where the paper has its usual size.
     without: the models of the paper that this scale does not have, and why.
@@ -100,6 +101,7 @@ class Scale(Declared):
     title: ClassVar[str] = "scale"
     name: str
     summary: str
+    takes: str = ""
     n: int | None = Field(ge=1)
     batch_size: int = Field(default=BATCH, ge=1)
     models: dict[str, LoadedModel]
@@ -127,6 +129,22 @@ class Scale(Declared):
             if unknown := [column for column in budget.skip if column not in columns]:
                 raise ValueError(f"{name} has no column {unknown[0]!r} to skip")
         return tables
+
+    def describe(self) -> str:
+        """Return what is run, on how many images, and how long it takes.
+
+        >>> find_scale("cpu").with_images(640).describe()
+        'the shipped ResNet-20s, smaller attacks; 640 images in batches of 32 for most numbers'
+        """
+        images = ""
+        if self.n is not None:
+            size = min(self.n, self.batch_size)
+            images = f"{self.n:,} images in batches of {size} for most numbers"
+        return "; ".join(filter(None, (self.summary, images, self.takes)))
+
+    def with_images(self, n: int) -> Scale:
+        """Return the scale with another number of images, but for tables that have their own."""
+        return self.replace(n=n, takes="")
 
     def with_imagenet(self, folder: Path | None) -> Scale:
         """Return the scale with ImageNet's images from a folder."""

@@ -283,7 +283,7 @@ def table_rows(reproduction: Reproduction) -> list[dict[str, object]]:
 def paper_markdown(reproduction: Reproduction) -> str:
     """Return all tables that were begun, the others with the reason, and the claims."""
     scale = reproduction.scale
-    parts = [f"# The paper, reproduced: scale {scale.name}", f"{_capitalize(scale.summary)}."]
+    parts = [f"# The paper, reproduced: scale {scale.name}", f"{_capitalize(scale.describe())}."]
     for table in reproduction.list_begun():
         parts.append(f"## {title_table(table)}")
         for one in part_tables(reproduction, table, interval_rows=True):
@@ -308,7 +308,7 @@ def paper_page(reproduction: Reproduction) -> Page:
     facts += [("evaluations", str(len(reproduction.cells))), ("device", reproduction.device)]
     return Page(
         title="The paper, reproduced",
-        lead=(*summarize_claims(judgments), f"Scale {scale.name}: {scale.summary}."),
+        lead=(*summarize_claims(judgments), f"Scale {scale.name}: {scale.describe()}."),
         facts=facts,
         blocks=(*_list_overview(reproduction, begun, blocks), *blocks),
         alerts=tuple(_list_alerts(reproduction)),

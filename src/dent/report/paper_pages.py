@@ -89,7 +89,7 @@ def _write_overview(
 ) -> str:
     parts = ["# The paper, reproduced"]
     parts += [
-        f"**{name_size(one).capitalize()}** is scale `{one.scale.name}`: {one.scale.summary}. "
+        f"**{name_size(one).capitalize()}** is scale `{one.scale.name}`: {one.scale.describe()}. "
         + _count_numbers(one)
         for one in reproductions
     ]
