@@ -242,6 +242,14 @@ def run_model(name: str, chosen: list[str], stage: str, folder: Path, *, in_half
     images, labels = setting.load()
     model = target.load().eval().requires_grad_(False)
     network = fuse_batch_norm(model, images[:8])
+    search = "bfloat16" if in_half else "float32"
+    for one in chosen:
+        entry = read_entry(find_file(folder, name, one, stage))
+        known = entry.get("search", "float32")
+        if entry and known != search:
+            raise ValueError(
+                f"expected a search in {known}, as {one} was begun in {folder}, got {search}"
+            )
     for start in range(0, len(images), setting.batch_size):
         batch, truth = (values[start : start + setting.batch_size] for values in (images, labels))
         done = {one: read_entry(find_file(folder, name, one, stage)) for one in chosen}
@@ -263,12 +271,12 @@ def run_model(name: str, chosen: list[str], stage: str, folder: Path, *, in_half
             after = attack_defense(
                 model, method, batch, truth, points, target=target, stage=setting, in_half=in_half
             )
-            known = entry.get("after", {})
+            stood = entry.get("after", {})
             entry = {
                 "settings": str(method),
-                "search": "bfloat16" if in_half else "float32",
+                "search": search,
                 "forwards": method.forwards,
-                "after": {attack: [*known.get(attack, []), *new] for attack, new in after.items()},
+                "after": {attack: [*stood.get(attack, []), *new] for attack, new in after.items()},
                 "seconds": entry.get("seconds", 0) + time.process_time() - started,
             }
             with replace_file(find_file(folder, name, one, stage)) as file:

@@ -204,12 +204,12 @@ def weigh(
     difference = subtract(first, last, share)
     if difference.n == 0:
         return Evidence(condition, OPEN, values, reason="have no images in common")
-    ends = [published[0], published[-1]] if published else []
-    start, end = (math.nan if one is None else one for one in ends or (None, None))
+    ends = [math.nan if one is None else one for one in published] or [math.nan]
     if condition.kind in SERIES:
-        return _weigh_series(condition, known, values, slack, end - start)
-    verdict = difference.judge(condition.kind, condition.bound, start - end)
-    return Evidence(condition, verdict, values, difference, published=start - end)
+        return _weigh_series(condition, known, values, slack, ends[-1] - ends[0])
+    gain = ends[0] - share * ends[-1]
+    verdict = difference.judge(condition.kind, condition.bound, gain)
+    return Evidence(condition, verdict, values, difference, published=gain)
 
 
 def _weigh_series(
