@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ def measure_direct(
         logits = []
         for number, (inputs, labels) in enumerate(batches, 1):
             move(f"{name}, {defense}, direct, {updates} updates, batch {number}")
-            with search_in_bfloat16(defended, inputs.device) if in_half else nullcontext():
+            with search_in_bfloat16(defended, inputs.device, enabled=in_half):
                 found = apgd(defended, inputs, labels, eps=eps, steps=steps, joint=True).inputs
             with torch.no_grad():
                 logits.append(defended(found))

@@ -19,7 +19,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -158,7 +157,7 @@ def attack_defense(
         # A batch that answers depend on stays whole.
         left = stands if method.independent else torch.ones_like(stands)
         if some := left.nonzero().squeeze(1).tolist():
-            with search_in_bfloat16(model, images.device) if in_half else nullcontext():
+            with search_in_bfloat16(model, images.device, enabled=in_half):
                 found = attack(images[some], labels[some]).inputs
             stands[some] &= judge(defense, found, labels[some])
         after[name] = stands.tolist()
@@ -261,7 +260,7 @@ def run_model(name: str, chosen: list[str], stage: str, folder: Path, *, in_half
         if setting.steps:
             stored = folder / f"points, {name}, stage {stage}, from {start}.pt"
             if not stored.exists():
-                with search_in_bfloat16(network, batch.device) if in_half else nullcontext():
+                with search_in_bfloat16(network, batch.device, enabled=in_half):
                     found = find_points(network, batch, truth, target=target, steps=setting.steps)
                 torch.save(found, stored)
             points = torch.load(stored, weights_only=True)

@@ -98,6 +98,8 @@ def test_losses_see_logits_in_single_precision() -> None:
     assert logits.dtype == torch.float32
     assert 0 < (logits - before).abs().max() < 0.05
     assert torch.equal(net(inputs), before)  # nothing is left behind
+    with search_in_bfloat16(net, torch.device("cpu"), enabled=False):
+        assert torch.equal(net(inputs), before)
 
 
 def test_it_is_refused_where_it_would_be_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,17 +31,20 @@ def refuse_slow_bfloat16(device: torch.device) -> None:
 
 
 @contextmanager
-def search_in_bfloat16(network: Any, device: torch.device) -> Iterator[None]:
+def search_in_bfloat16(network: Any, device: torch.device, *, enabled: bool = True) -> Iterator[None]:
     """Compute in bfloat16 within, where torch holds this to be safe; logits of the network are float32.
+
+    enabled: False computes in the precision of the inputs.
 
     >>> network = nn.Linear(2, 2)
     >>> with search_in_bfloat16(network, torch.device("cpu")):
     ...     network(torch.rand(1, 2)).dtype, (torch.rand(1, 2) @ network.weight).dtype
     (torch.float32, torch.bfloat16)
     """
-    hooks = [network.register_forward_hook(_widen)] if isinstance(network, nn.Module) else []
+    is_widened = enabled and isinstance(network, nn.Module)
+    hooks = [network.register_forward_hook(_widen)] if is_widened else []
     try:
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
             yield
     finally:
         for hook in hooks:

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -163,7 +163,7 @@ def attack_batch(
     else:
         network = subject.model if subject.static is None else subject.static
         in_half = evaluation.mixed_precision and not is_scenario
-        with search_in_bfloat16(network, inputs.device) if in_half else nullcontext():
+        with search_in_bfloat16(network, inputs.device, enabled=in_half):
             result = attack.run(
                 subject, inputs, labels, mask=standing, eps=unit.cell.eps, norm=unit.cell.norm,
                 seed=seed, **task.options,
