@@ -1,5 +1,6 @@
 """What timings need of the environment; importing it starts the program again where that is missing.
 
+Only a benchmark is started again, not a test or a notebook that imports one.
 What is set already stays as it is: `OMP_WAIT_POLICY=ACTIVE python benchmarks/attacks.py calls`.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 ENVIRONMENT = {
     # Waiting threads leave the cores to others.
@@ -16,5 +18,6 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
 }
-if not ENVIRONMENT.keys() <= os.environ.keys():
+is_benchmark = Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent
+if is_benchmark and not ENVIRONMENT.keys() <= os.environ.keys():
     os.execve(sys.executable, sys.orig_argv, ENVIRONMENT | os.environ)
