@@ -52,7 +52,7 @@ DEFENSES: dict[str, Entry] = {
         "dent, Table 4",
     ),
     "views": Entry(
-        Views(), "mean of the logits over the image, its mirror and shifts", "Cohen et al., 2022"
+        Views(), "mean of the logits over the image, its mirror and shifts", "Pérez et al., 2021"
     ),
     "crops": Entry(
         Crops(), "mean over the framed image, its mirror and four shifts: six forwards", "this project"

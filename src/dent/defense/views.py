@@ -1,4 +1,4 @@
-"""Test-time ensembles of views (Cohen et al., 2022, "A simple test-time defense: TTE"), and framed ones.
+"""Test-time ensembles of views (Pérez et al., 2021), and framed ones.
 
 A frame blackens the outermost pixels of an image. Networks that were trained on shifted images, with
 zeros moved in, know black borders, and are less sensitive where they see one.

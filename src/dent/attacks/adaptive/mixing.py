@@ -1,4 +1,4 @@
-"""Mixed batches (the paper's section 4.4): adversarial inputs among natural ones."""
+"""Mixed batches (the paper's section 4.5): adversarial inputs among natural ones."""
 
 from __future__ import annotations
 

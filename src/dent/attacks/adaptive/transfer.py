@@ -71,7 +71,7 @@ def denying_updates(
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> AttackResult:
-    """Run the `offline` attacks and return the strongest batch, whole (the paper's section 4.4).
+    """Run the `offline` attacks and return the strongest batch, whole (the paper's section 4.5).
 
     The adversary's optimization is complete before the defense makes an update.
 
