@@ -239,3 +239,17 @@ def test_scale_and_shift_have_exact_gradients(shape: tuple[int, ...], rows: int)
         torch.autograd.grad((weights * one).sum(), (x, scale, shift)) for one in (plain, made)
     )
     torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_scaled_in_float32(dtype: torch.dtype, rows: int) -> None:
+    x = torch.randn(5, 3, 4, 4, dtype=dtype).requires_grad_()
+    scale, shift = (torch.randn(rows, 3, requires_grad=True) for _ in range(2))
+    weights = torch.randn_like(x)
+    made, exact = channel_affine(x, scale, shift), x.double()
+    plain = exact * scale[:, :, None, None] + shift[:, :, None, None]
+    assert made.dtype == dtype
+    torch.testing.assert_close(made, plain.to(dtype))  # rounded once
+    wanted = torch.autograd.grad((weights.double() * plain).sum(), (scale, shift))
+    torch.testing.assert_close(torch.autograd.grad(made, (scale, shift), weights), wanted)

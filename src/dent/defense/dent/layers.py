@@ -274,18 +274,16 @@ def _get_statistics(layer: Any, x: Tensor, test_share: float | Estimate) -> tupl
     """Return the mean and variance that a BatchNorm layer uses for x."""
     if layer.frozen_mean is not None:
         return layer.frozen_mean, layer.frozen_var
-    x, mean, var = (
-        x.to(torch.promote_types(x.dtype, torch.float32)),
-        layer.running_mean,
-        layer.running_var,
-    )
+    mean, var = layer.running_mean, layer.running_var
+    exact = torch.promote_types(x.dtype, torch.float32)
     share = 1.0 if mean is None else test_share
     if mean is not None:
-        mean, var = mean.to(x.dtype), var.to(x.dtype)
-    if callable(share):
-        return share(x, mean, var)
+        mean, var = mean.to(exact), var.to(exact)
     if share == 0:
         return mean, var
+    x = x.to(exact)
+    if callable(share):
+        return share(x, mean, var)
     batch_var, batch_mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
     if share == 1:
         return batch_mean, batch_var
@@ -342,7 +340,17 @@ def channel_affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return (x * _as_channels(scale, x) + _as_channels(shift, x)).to(x.dtype)
-    return _ChannelAffine.apply(x, scale, shift)  # type: ignore[no-any-return,no-untyped-call]
+    is_mixed = x.dtype != scale.dtype and x.device.type == "cpu"
+    if len(scale) > 1 and not is_mixed:
+        return _ChannelAffine.apply(x, scale, shift)  # type: ignore[no-any-return,no-untyped-call]
+    # torch's own kernel scales half precision by float32 without a copy of x, but has no rows for inputs.
+    pieces = x.split(len(x) // len(scale))
+    none, unit = torch.zeros_like(scale[0]), torch.ones_like(scale[0])
+    scaled = [
+        F.batch_norm(piece, none, unit, *affine, eps=0.0)
+        for piece, *affine in zip(pieces, scale, shift, strict=True)
+    ]
+    return scaled[0] if len(scaled) == 1 else torch.cat(scaled)
 
 
 class _ChannelAffine(torch.autograd.Function):
