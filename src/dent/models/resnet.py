@@ -74,7 +74,7 @@ class _EverySecondPixel(nn.Module):
         self.padding = padding
 
     def forward(self, features: Tensor) -> Tensor:
-        # The gradient of a pooling keeps channels last; that of a slice does not, which makes ReLUs slow.
+        # The gradient of pooling keeps channels last. That of a slice does not, which makes ReLUs slow.
         every_second = F.avg_pool2d(features, 1, stride=2)
         return F.pad(every_second, (0, 0, 0, 0, self.padding, self.padding))
 

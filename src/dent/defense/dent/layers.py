@@ -343,7 +343,7 @@ def channel_affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     is_mixed = x.dtype != scale.dtype and x.device.type == "cpu"
     if len(scale) > 1 and not is_mixed:
         return _ChannelAffine.apply(x, scale, shift)  # type: ignore[no-any-return,no-untyped-call]
-    # torch's own kernel scales half precision by float32 without a copy of x, but has no rows for inputs.
+    # The kernel of torch scales half precision by float32 without copying x, but has no rows for inputs.
     pieces = x.split(len(x) // len(scale))
     none, unit = torch.zeros_like(scale[0]), torch.ones_like(scale[0])
     scaled = [
