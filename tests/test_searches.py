@@ -24,11 +24,11 @@ half = pytest.mark.skipif(
 )
 
 
-def run_updates(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> list[dict[str, float]]:
+def run_updates(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> list[dict[str, Any]]:
     command = "updates.py --model resnet20-at --defense dent --n 12 --batch-size 6 --steps 3"
     monkeypatch.setattr(sys, "argv", [*command.split(), "--json", str(out), *flags])
     updates.main()
-    rows: list[dict[str, float]] = json.loads(out.read_text())
+    rows: list[dict[str, Any]] = json.loads(out.read_text())
     return rows
 
 

@@ -347,8 +347,8 @@ def channel_affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     pieces = x.split(len(x) // len(scale))
     none, unit = torch.zeros_like(scale[0]), torch.ones_like(scale[0])
     scaled = [
-        F.batch_norm(piece, none, unit, *affine, eps=0.0)
-        for piece, *affine in zip(pieces, scale, shift, strict=True)
+        F.batch_norm(piece, none, unit, weight, bias, eps=0.0)
+        for piece, weight, bias in zip(pieces, scale, shift, strict=True)
     ]
     return scaled[0] if len(scaled) == 1 else torch.cat(scaled)
 
