@@ -32,6 +32,7 @@ from dent.attacks.adaptive.transfer import stop_at_success
 from dent.attacks.fused import fuse_batch_norm
 from dent.precision import refuse_slow_bfloat16, search_in_bfloat16
 from dent.report.terminal import progress_bar, show_table
+from dent.storage import replace_file
 from dent.texts import read_number
 
 UPDATES = (0, 1, 3, 10, 30)
@@ -106,6 +107,15 @@ def measure_direct(
         yield {"model": name, "defense": defense, "images": "direct", "updates": updates} | answers
 
 
+def store_row(file: Path, row: Row) -> None:
+    """Write a row to a file, in place of one of the same model, defense, images and updates."""
+    rows: list[Row] = json.loads(file.read_text()) if file.exists() else []
+    keys = ("model", "defense", "images", "updates")
+    rows = [one for one in rows if any(one[key] != row[key] for key in keys)]
+    with replace_file(file) as opened:
+        opened.write((json.dumps([*rows, row], indent=2) + "\n").encode())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", action="append", required=True, help="Model; may be repeated.")
@@ -124,7 +134,7 @@ def main() -> None:
     parser.add_argument(
         "--bfloat16", action="store_true", help="With --direct, search in bfloat16, judge in float32."
     )
-    parser.add_argument("--json", type=Path, help="File to write the rows to.")
+    parser.add_argument("--json", type=Path, help="File to add the rows to; it keeps its other rows.")
     given = parser.parse_args()
     if given.bfloat16:
         refuse_slow_bfloat16(torch.device("cpu"))
@@ -156,7 +166,7 @@ def main() -> None:
                 for row in run(name, defense, numbers=given.updates, move=move):
                     rows.append(row)
                     if given.json:  # row by row, so that a run that is stopped leaves what it has
-                        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+                        store_row(given.json, row)
     show_table(rows, right=("updates", "accuracy", "confidence", "entropy"))
 
 

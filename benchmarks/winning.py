@@ -44,11 +44,12 @@ Entry = dict[str, Any]  # of one candidate on one model
 
 
 class Target(NamedTuple):
-    """A model to defend, and the ball that it was trained for."""
+    """A model to defend, the ball that it was trained for, and its data."""
 
     load: Callable[[], nn.Module]
     eps: float
     norm: str
+    data: str = "cifar10"
 
 
 class Stage(NamedTuple):
@@ -57,16 +58,16 @@ class Stage(NamedTuple):
     whole: run all of AutoAttack on what is left. Only a defense without updates gets it.
     """
 
-    load: Callable[[], tuple[Tensor, Tensor]]
+    load: Callable[[str], tuple[Tensor, Tensor]]  # from the name of the data
     steps: int
     targets: int
     whole: bool = False
     batch_size: int = 128
 
 
-def load_search_images(n: int = 256) -> tuple[Tensor, Tensor]:
+def load_search_images(data: str, n: int = 256) -> tuple[Tensor, Tensor]:
     """Return the first n images that `dent train --hold-out 500` holds out with seed 0."""
-    images, labels = dent.load_data("cifar10", split="train")
+    images, labels = dent.load_data(data, split="train")
     chosen = torch.randperm(len(labels), generator=make_generator(0, 0))[:n]
     return images[chosen], labels[chosen]
 
@@ -76,13 +77,16 @@ MODELS = {
     "resnet20-at-l2": Target(partial(dent.load_model, "resnet20-at-l2"), 0.5, "l2"),
     "2b2": Target(third_party.load_resnet_2b2, 8 / 255, "linf"),
     "resnet26-4-at": Target(partial(dent.load_model, "resnet26-4-at"), 8 / 255, "linf"),
+    "resnet20-at-cifar100": Target(
+        partial(dent.load_model, "resnet20-at-cifar100"), 8 / 255, "linf", "cifar100"
+    ),
 }
 STAGES = {
     "1": Stage(load_search_images, 30, 3),
-    "1-few": Stage(partial(load_search_images, 64), 30, 3),
-    "2": Stage(partial(dent.load_data, "cifar10", n=1000), 50, 3),
-    "natural": Stage(partial(dent.load_data, "cifar10", n=10_000), 0, 0, batch_size=1000),
-    "2-autoattack": Stage(partial(dent.load_data, "cifar10", n=256), 50, 3, whole=True),
+    "1-few": Stage(partial(load_search_images, n=64), 30, 3),
+    "2": Stage(partial(dent.load_data, n=1000), 50, 3),
+    "natural": Stage(partial(dent.load_data, n=10_000), 0, 0, batch_size=1000),
+    "2-autoattack": Stage(partial(dent.load_data, n=256), 50, 3, whole=True),
 }
 
 
@@ -238,7 +242,7 @@ def tabulate(entries: dict[str, Entry]) -> list[str]:
 def run_model(name: str, chosen: list[str], stage: str, folder: Path, *, in_half: bool = False) -> None:
     """Attack batch after batch of images, each by every chosen candidate, and store what is done."""
     target, setting = MODELS[name], STAGES[stage]
-    images, labels = setting.load()
+    images, labels = setting.load(target.data)
     model = target.load().eval().requires_grad_(False)
     network = fuse_batch_norm(model, images[:8])
     search = "bfloat16" if in_half else "float32"

@@ -62,6 +62,15 @@ def test_no_updates_change_nothing_on_natural_images(
     assert attacked["accuracy"] <= natural["accuracy"]
 
 
+def test_a_file_keeps_the_rows_of_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "rows.json"
+    first = run_updates(monkeypatch, out, "--updates", "0")
+    both = run_updates(monkeypatch, out, "--updates", "0", "--direct")
+    assert both[:-1] == first
+    assert both[-1]["images"] == "direct"
+    assert run_updates(monkeypatch, out, "--updates", "0", "--direct") == both  # replaced, not repeated
+
+
 def search(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> dict[str, list[bool]]:
     command = "winning.py --candidates static --stage brief --out"
     monkeypatch.setattr(sys, "argv", [*command.split(), str(out), *flags])
@@ -75,7 +84,7 @@ def search(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> dict[str,
 def brief(monkeypatch: pytest.MonkeyPatch) -> winning.Stage:
     """Give the search a stage of eight images in two batches."""
     images, labels = dent.load_data("cifar10", n=8)
-    stage = winning.Stage(lambda: (images, labels), steps=3, targets=1, batch_size=4)
+    stage = winning.Stage(lambda data: (images, labels), steps=3, targets=1, batch_size=4)
     monkeypatch.setitem(winning.STAGES, "brief", stage)
     return stage
 
@@ -87,7 +96,7 @@ def test_an_image_that_is_broken_stays_broken(
     precision: list[str], brief: winning.Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     natural, *attacks = search(monkeypatch, tmp_path, *precision).values()
-    images, labels = brief.load()
+    images, labels = brief.load("cifar10")
     assert natural == (dent.load_model("resnet20-at")(images).argmax(1) == labels).tolist()
     for before, after in zip([natural, *attacks], attacks, strict=False):
         assert all(stood or not stands for stood, stands in zip(before, after, strict=True))
