@@ -12,9 +12,11 @@ import pytest
 from reproductions import key_of
 from runs import snapshot
 
+from dent.evaluation import Evaluation
 from dent.evaluation.attacks import find_attack
 from dent.evaluation.battle import list_recordings
 from dent.evaluation.suites import NATURAL
+from dent.paper.cells import JudgedCell
 from dent.paper.reproduce import CELLS, estimate_tables, gather, reproduce, select_known
 from dent.paper.results import (
     COSTS,
@@ -23,9 +25,11 @@ from dent.paper.results import (
     Reproduction,
     list_works,
     load_reproduction,
+    name_folder,
 )
 from dent.paper.scales import ALONE, find_scale
 from dent.paper.tables import MEASURES, tables
+from dent.report.paper import list_notes
 
 SMOKE = find_scale("smoke")
 TABLES = tables()
@@ -199,6 +203,30 @@ def test_stored_results_are_not_measured_again(ran: Ran, tmp_path: Path) -> None
     assert found.is_complete(chosen)
     assert found.by_reference(chosen[0]) == ran.found.by_reference(chosen[0])
     assert load_reproduction(tmp_path).cells == known
+
+
+def test_a_search_in_float32_is_also_good_for_mixed_precision(ran: Ran) -> None:
+    chosen, mixed = [TABLES["table-10"]], SMOKE.replace(mixed_precision=True)
+    stored = load_reproduction(ran.folder)
+    known = select_known(stored, chosen, mixed)
+    assert not set(known) & set(stored.cells)  # under the names of the other work
+    assert {id(cell) for cell in known.values()} == {id(cell) for cell in stored.cells.values()}
+    together = Reproduction(mixed, known)
+    assert not any("bfloat16" in str(note) for note in list_notes(together, chosen[0]))
+    first = next(iter(known))
+    searched = replace(known[first], asked=known[first].asked | {"mixed_precision": True})
+    together.cells[first] = searched
+    said = [note for table in TABLES.values() for note in list_notes(together, table)]
+    assert any("evaluations searched in bfloat16" in str(note) for note in said)
+    with pytest.raises(ValueError, match="to start from"):
+        select_known(Reproduction(mixed, {first: searched}), chosen, SMOKE)
+    # Stored again, it is still known by what it was asked.
+    del together.cells[first]
+    assert set(select_known(together, chosen, SMOKE)) == set(stored.cells) - {_name_in_float32(searched)}
+
+
+def _name_in_float32(cell: JudgedCell) -> str:
+    return name_folder(Evaluation(**(cell.asked | {"mixed_precision": False})))
 
 
 def test_stored_results_of_other_weights_or_with_gaps_are_measured_again(ran: Ran) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -121,16 +121,18 @@ def select_known(
     """Return the cells of a stored reproduction that are still true, also those of other tables.
 
     A cell is left out if units of it are missing, or if its attacks are of another version or its model
-    has other weights by now. Raise ValueError if the tables need none of those that are left.
+    has other weights by now. A search in float32 is also good for a scale in mixed precision, not the
+    other way around. Raise ValueError if the tables need none of those that are left.
     """
     known, digests = {}, dict[str, str]()
+    stored = {name_folder(cell.evaluation): cell for cell in start.cells.values()}
 
     def find_key(work: Work) -> str:
         return name_folder(make_work_evaluation(work, seed=seed, device=device))
 
     for work in list_works(tables().values(), scale):
         key = find_key(work)
-        cell = start.cells.get(key)
+        cell = stored.get(key) or stored.get(find_key(replace(work, mixed_precision=False)))
         if cell is None or cell.missing or cell.versions.get("suite") != SUITE_VERSION:
             continue
         if work.model not in digests:

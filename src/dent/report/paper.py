@@ -47,7 +47,6 @@ STANDS_IN = (
     "Where another model stands in for the paper's, compare the direction of a row, not its numbers."
 )
 NOT_MEASURED = "not measured"
-SEARCHED_IN_HALF = "Attacks searched in bfloat16; what they found was judged in float32."
 MISSING = (
     "Some numbers are missing, or are on fewer images. The same command tries again what failed."
 )  # fmt: skip
@@ -171,7 +170,12 @@ def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
         batches = sorted({one.batches for one in numbers if one.batches})
         cut = f", in {_format_range(batches)} batch{'es' * (batches[-1] > 1)}" if batches else ""
         notes.append(Note(f"n = {_format_range(counts)}{cut}."))
+    keys = dict.fromkeys(map(reproduction.key, works))
+    cells = [reproduction.cells[key] for key in keys if key in reproduction.cells]
     notes += [Note(text) for text in _list_limits(numbers)]
+    if halves := sum(cell.evaluation.mixed_precision for cell in cells):
+        which = "Attacks" if halves == len(cells) else f"Attacks of {halves} of {len(cells)} evaluations"
+        notes.append(Note(f"{which} searched in bfloat16; what they found was judged in float32."))
     scores = (score for one in numbers for score in (one.score, one.worst) if score)
     reasons = dict.fromkeys(score.why_no_interval for score in scores)
     notes += [Note(f"{why}.", "No interval") for why in reasons if why]
@@ -179,8 +183,6 @@ def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
     missing = Counter(one.missing for one in numbers if one.missing)
     for why, count in missing.items():
         notes.append(Note(f"{_join_lines(why)}.", f"Missing, {count} of {len(numbers)} numbers"))
-    keys = dict.fromkeys(map(reproduction.key, works))
-    cells = [reproduction.cells[key] for key in keys if key in reproduction.cells]
     if incomplete := [cell.missing[0] for cell in cells if cell.missing]:
         term = f"Incomplete, {len(incomplete)} of {len(keys)} evaluations"
         notes.append(Note(f"{_join_lines(incomplete[0])}.", term))
@@ -194,8 +196,6 @@ def _list_limits(numbers: Iterable[Measurement]) -> Iterator[str]:
     for size, usual in sorted(sizes):
         if size != usual:
             yield f"Batches of {format_count(size)} images, where the paper has {format_count(usual)}."
-    if any(work.mixed_precision for _, work in known):
-        yield SEARCHED_IN_HALF
     budgets = {(work.steps, work.queries) for _, work in known if work.steps or work.queries}
     for steps, queries in sorted(budgets, key=str):
         said = [f"{steps} steps"] * bool(steps) + [f"{queries} queries of Square"] * bool(queries)
