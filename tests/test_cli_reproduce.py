@@ -20,6 +20,7 @@ from runs import evaluated, snapshot
 from dent import load_data, load_model
 from dent.cli import main
 from dent.cli import reproduce as verb
+from dent.evaluation.pipeline import run_evaluation
 from dent.models import ROBUSTBENCH
 from dent.paper import reproduce as work
 from dent.paper.claims import judge_claims
@@ -152,7 +153,7 @@ def test_a_table_is_run_and_shown(dent: Command, ran: Path, small: Path) -> None
 def test_stored_results_are_taken_over(dent: Command, ran: Path, small: Path, tmp_path: Path) -> None:
     said = dent(*SMALL, "--out", tmp_path / "new", "--start", ran / RESULTS)
     assert said.code == 0, said.err
-    assert f"evaluations are known from {ran / RESULTS}" in said.err
+    assert f"evaluations known from {ran / RESULTS}: 1" in said.err
     assert not (tmp_path / "new" / CELLS).exists()
     assert load_reproduction(tmp_path / "new") == load_reproduction(small)
 
@@ -376,9 +377,32 @@ def test_what_is_no_result_is_refused(dent: Command, ran: Path) -> None:
     assert said.code == 2
     assert "is no reproduction" in said.err
     (ran / RESULTS).unlink()
-    said = dent("report", ran)  # stopped before its end
+    said = dent("report", ran)
     assert said.code == 2
-    assert f"expected {RESULTS} in {ran}, which dent reproduce writes at its end" in said.err
+    assert f"expected {RESULTS} in {ran}, which dent reproduce writes when it starts" in said.err
+
+
+def test_a_run_that_is_killed_has_a_report_of_what_is_done(
+    dent: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, done = tmp_path / "run", list[str]()
+
+    def evaluate_once(sources: Any, into: Path, **how: Any) -> None:
+        if done:
+            raise KeyboardInterrupt
+        done.append(into.name)
+        run_evaluation(sources, into, **how)
+
+    monkeypatch.setattr(work, "run_evaluation", evaluate_once)
+    names = ["table-10", "table-3", "--scale", "smoke", "--threads", "1"]
+    assert dent("reproduce", *names, "--out", folder).code != 0
+    assert load_reproduction(folder).cells == {}
+    said = dent("report", folder)
+    assert said.code == 0, said.err
+    assert (folder / "report.html").exists()
+    assert list(work.load_current(folder).cells) == done
+    said = dent("reproduce", "table-10", "--scale", "smoke", "--start", folder, "--dry-run")
+    assert f"evaluations known from {folder}: 1" in said.err
 
 
 def test_a_search_in_half_precision_is_other_work_and_the_report_says_so(

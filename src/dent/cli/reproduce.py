@@ -28,10 +28,11 @@ from dent.paper.reproduce import (
     estimate_tables,
     gather,
     list_missing_checkpoints,
+    load_current,
     select_known,
 )
 from dent.paper.reproduce import reproduce as run_tables
-from dent.paper.results import RESULTS, Reproduction, load_reproduction
+from dent.paper.results import RESULTS, Reproduction
 from dent.paper.scales import find_scale, scales
 from dent.paper.tables import PaperTable, find_table, tables
 from dent.report.paper import table_rows
@@ -109,8 +110,8 @@ def reproduce(
             typer.echo(line, err=True)
     known = {}
     if start is not None:
-        known = select_known(load_reproduction(start), chosen, chosen_scale, seed=seed, device=device)
-        typer.echo(f"{len(known)} evaluations are known from {start}", err=True)
+        known = select_known(load_current(start), chosen, chosen_scale, seed=seed, device=device)
+        typer.echo(f"evaluations known from {start}: {len(known)}", err=True)
     if dry_run:
         estimates = estimate_tables(chosen, chosen_scale, seed=seed, device=device, known=known)
         _show_estimates(estimates, as_json)
@@ -152,7 +153,7 @@ def report(
     if out is not None and out.suffix == ".md":
         if pictures is not None:
             raise ValueError("expected pictures with an HTML file, got a file.md")
-        folder = write_paper_pages(list(map(_load_paper, runs)), out)
+        folder = write_paper_pages(list(map(load_current, runs)), out)
         typer.echo(f"overview: {out}; pages: {folder}")
         return
     if len(runs) > 1:
@@ -161,23 +162,13 @@ def report(
     file = out or (run.parent if run.is_file() else run) / "report.html"
     if file.suffix != ".html":
         raise ValueError(f"expected out as a file.html, got {file}")
-    results = _load_paper(run) if _is_paper(run) else load_results(run)
+    results = load_current(run) if _is_paper(run) else load_results(run)
     write_page(results, file, pictures=pictures)
     typer.echo(f"report: {file}" + (f"; pictures: {pictures}" if pictures else ""))
 
 
 def _is_paper(run: Path) -> bool:
     return run.is_file() or (run / RESULTS).exists() or (run / CELLS).is_dir()
-
-
-def _load_paper(run: Path) -> Reproduction:
-    """Return the reproduction of a folder, or of its file alone."""
-    if (run / CELLS).is_dir() and not (run / RESULTS).exists():
-        raise ValueError(
-            f"expected {RESULTS} in {run}, which dent reproduce writes at its end; let it end, or start "
-            "it again with the tables that are done"
-        )
-    return load_reproduction(run)
 
 
 def _show(found: Reproduction, chosen: list[PaperTable], as_json: bool) -> None:

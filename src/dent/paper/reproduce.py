@@ -32,6 +32,7 @@ from dent.paper.results import (
     Reproduction,
     count_forwards,
     list_works,
+    load_reproduction,
     make_work_evaluation,
     name_folder,
 )
@@ -76,6 +77,7 @@ def reproduce(
     troubles = _find_troubles({key: evaluation for key, (evaluation, _) in asked.items()}, progress)
     if asked and len(troubles) == len(asked):
         raise ValueError(f"nothing of this can be loaded: {'; '.join(dict.fromkeys(troubles.values()))}")
+    _store(folder, scale, seed=seed, device=device, troubles=troubles, known=known)
     waiting = {key: one for key, one in asked.items() if key not in troubles}
     total, done = sum(cost for _, cost in waiting.values()), 0.0
     with share_ray(engine, threads=threads, workers=workers, address=ray_address, device=device):
@@ -103,11 +105,43 @@ def reproduce(
                     progress(done, total, "waiting for another process")
                 time.sleep(PAUSE)
             waiting = busy
+    return _store(folder, scale, seed=seed, device=device, troubles=troubles, known=known)
+
+
+def _store(
+    folder: Path,
+    scale: Scale,
+    *,
+    seed: int,
+    device: str,
+    troubles: dict[str, str],
+    known: Mapping[str, JudgedCell] | None,
+) -> Reproduction:
+    """Write what is done and known, and return it."""
     results = gather(scale, folder, seed=seed, device=device, troubles=troubles)
     results.cells.update(known or {})
+    folder.mkdir(parents=True, exist_ok=True)
     with explain_full_disk(folder), replace_file(folder / RESULTS) as file:
         file.write(json.dumps(results.to_json()).encode() + b"\n")
     return results
+
+
+def load_current(path: Path) -> Reproduction:
+    """Return a stored reproduction; if path is its folder, with what was done since it was stored.
+
+    So the folder of a run that was killed has a report, too.
+    """
+    if not (path / RESULTS).exists() and (path / CELLS).is_dir():
+        raise ValueError(
+            f"expected {RESULTS} in {path}, which dent reproduce writes when it starts; start it again"
+        )
+    stored = load_reproduction(path)
+    if path.is_dir():
+        done = gather(
+            stored.scale, path, seed=stored.seed, device=stored.device, troubles=stored.troubles
+        )
+        return replace(stored, cells=stored.cells | done.cells, troubles=done.troubles)
+    return stored
 
 
 def select_known(
