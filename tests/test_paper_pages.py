@@ -17,7 +17,7 @@ from dent.paper.results import COSTS, Measurement, Reproduction, load_reproducti
 from dent.paper.tables import PaperTable, tables
 from dent.paper.verdicts import FAILS, HOLDS, OPEN, SMALLER
 from dent.report.format import NOTHING
-from dent.report.paper_pages import HEADLINES, WHY_UNKNOWN, make_pages, name_size
+from dent.report.paper_pages import HEADLINES, SENTENCES, WHY_UNKNOWN, make_pages, name_size
 from dent.report.write import write_paper_pages
 
 TABLES = tables()
@@ -114,6 +114,10 @@ def trace_row(
     if all(one.is_left_out for one in numbers):
         assert set(shown.pop(f"{size}: not measured")) == {NOTHING}
         return 0
+    if all(one.ours is None for one in numbers):
+        (label,) = [kind for kind in shown if re.fullmatch(rf"{size}( \(.+\))?: not measured yet", kind)]
+        assert set(shown.pop(label)) == {NOTHING}
+        return 0
     models = {one.work.model.rpartition(":")[2] for one in numbers if one.work}
     named = shown.pop(f"{size}, model", None)
     (label,) = [kind for kind in shown if re.fullmatch(rf"{size}( \(.+\))?", kind)]
@@ -169,8 +173,22 @@ def trace_overview(text: str, found: Sequence[Reproduction]) -> None:
                 continue
             expected.append(" / ".join(f"{one.ours:.1f}" for one in ours))
             expected.append(" / ".join(f"{one.worst.percent:.1f}" for one in ours if one.worst))
-            expected.append(" / ".join(dict.fromkeys(f"{one.n} ({one.batches})" for one in ours)))
+            models = dict.fromkeys(one.work.model for one in ours if one.work)
+            expected.append(
+                ", ".join([*models, *dict.fromkeys(f"{one.n} ({one.batches})" for one in ours)])
+            )
         assert shown == expected
+    said = [line for line in text.splitlines() if "under attacks on the defense itself" in line]
+    for number, (training, references) in enumerate(SENTENCES):
+        for each, line in zip(found, said[number :: len(SENTENCES)], strict=True):
+            measured = [
+                each.by_reference(TABLES[name.partition("/")[0]])[name] for name in references.values()
+            ]
+            values = [one.ours for one in measured]
+            values += [one.worst.percent for one in measured if one.worst]
+            shown = re.findall(r"(?<![\w.-])\d+\.\d", line)
+            assert f", {training} (" in line
+            assert shown == [f"{value:.1f}" for value in values if value is not None], line
     kinds = {
         HOLDS: "hold",
         FAILS: "do not hold",
@@ -219,7 +237,7 @@ def test_a_wrong_number_is_found(written: Path, both: list[Reproduction]) -> Non
 
 def test_the_overview_is_one_screen_and_leads_to_every_page(written: Path) -> None:
     text, folder = written.read_text(), written.with_suffix("")
-    assert len(text.splitlines()) < 50
+    assert len(text.splitlines()) < 55
     links = re.findall(r"\]\(results/([^)]+)\)", text)
     assert sorted(links) == sorted(path.name for path in folder.glob("*.md"))
     assert "**Small** is scale `cpu`: " in text
@@ -272,10 +290,10 @@ def test_a_claim_that_fails_has_its_sentence(both: list[Reproduction], tmp_path:
     claim = failing(both[0])
     sentence = "After 30 updates, 68.0 % of 1,280 images are right."
     entry = {"claim": claim, "scale": "cpu", "why": sentence, "source": "measured.json"}
-    folder = why(tmp_path / "results", entry)
+    folder = why(tmp_path / "results", entry | {"where": {"updates": 30}})
     write_paper_pages(both, tmp_path / "results.md")
     page = (folder / "claims.md").read_text()
-    assert f"- {claim} (small) {sentence}" in page
+    assert re.search(rf"\n\*\*{re.escape(claim)}\*\* \(small[^)]*\) {re.escape(sentence)}", page)
     failed = [
         one for each in both for one in judge_claims(each) if FAILS in (one.verdict, one.worst_verdict)
     ]
@@ -300,6 +318,7 @@ def test_a_sentence_may_be_of_numbers_of_the_tables(both: list[Reproduction], tm
         ({"why": "68.1 % are right."}, "68.1 is none of the numbers that were measured"),
         ({"why": "It fails. It does."}, "expected one sentence"),
         ({"why": "it fails"}, "expected one sentence"),
+        ({"why": "68.0 % are right.", "where": {"updates": 10}}, "68.0 is none of the numbers"),
         ({"source": None}, "expected a source or references"),
         ({"source": "nowhere.json"}, "nowhere.json"),
         ({"claim": "Dent helps."}, "unknown claim 'Dent helps.'"),

@@ -30,6 +30,7 @@ class Reason(Declared):
     """Why a claim does not hold at a scale.
 
     claim: its text. source: path, from the folder of this file, of a JSON file with the numbers.
+    where: what the entries of that file must have for their numbers to count, such as a model.
     references: numbers of the tables that are in the sentence.
     """
 
@@ -38,6 +39,7 @@ class Reason(Declared):
     scale: str
     why: str = Field(min_length=1)
     source: str | None = None
+    where: dict[str, str | int | float] = Field(default_factory=dict)
     references: list[str] = Field(default_factory=list)
 
 
@@ -80,7 +82,9 @@ def _check_sentence(reason: Reason, folder: Path, found: Reproduction) -> None:
         raise ValueError("expected a source or references: what was measured")
     measured = list(_list_referenced(reason.references, found))
     if reason.source is not None:
-        measured += _list_numbers(json.loads((folder / reason.source).read_text(encoding="utf-8")))
+        content = json.loads((folder / reason.source).read_text(encoding="utf-8"))
+        for entry in _list_entries(content, reason.where):
+            measured += _list_numbers(entry)
     for text in NUMBER.findall(reason.why):
         digits = len(text.partition(".")[2])
         value = text.replace(",", "")
@@ -99,8 +103,17 @@ def _list_referenced(references: Iterable[str], found: Reproduction) -> Iterator
                 yield value
 
 
+def _list_entries(content: Any, where: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the mappings of a JSON file that have all of these values, wherever they stand."""
+    if isinstance(content, Mapping) and where.items() <= content.items():
+        yield content
+    elif isinstance(content, Mapping | list):
+        for one in content.values() if isinstance(content, Mapping) else content:
+            yield from _list_entries(one, where)
+
+
 def _list_numbers(content: Any) -> Iterator[float]:
-    """Yield every number of a JSON file, wherever it stands."""
+    """Yield every number in a piece of JSON."""
     if isinstance(content, Mapping):
         content = list(content.values())
     if isinstance(content, list):

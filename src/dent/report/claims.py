@@ -35,13 +35,13 @@ CLAIM_NOTES = (
     ),
     Note(
         f"this n is too small, a number is missing, or images that depend on their batch are in fewer "
-        f"than {LEAST_BATCHES} batches. The images that would tell are counted as if the difference "
-        "stayed as it is.",
+        f"than {LEAST_BATCHES} batches. The number of images that would tell assumes "
+        "the same difference.",
         "cannot be told",
     ),
     Note(
-        "the number of the claim's conditions that the verdict is of; the others are about models or "
-        "settings that are not measured here.",
+        "the verdict covers one of three conditions; the others need models or settings that are not "
+        "measured here.",
         "1 of 3",
     ),
 )
@@ -124,12 +124,12 @@ def format_needed(needed: float | None) -> str:
     """Return about how many images would tell, or nothing if it is not known.
 
     >>> format_needed(612.4), format_needed(25_000)
-    ('; about 620 images would tell', '; too close to tell by 10,000 images')
+    ('; about 620 images would tell', '; more than 10,000 images would be needed to tell')
     """
     if needed is None:
         return ""
     if needed > MOST_IMAGES:
-        return f"; too close to tell by {format_count(MOST_IMAGES)} images"
+        return f"; more than {format_count(MOST_IMAGES)} images would be needed to tell"
     unit = 10 if needed < 1000 else 100
     return f"; about {format_count(math.ceil(needed / unit) * unit)} images would tell"
 
@@ -165,10 +165,11 @@ def _describe_evidence(one: Evidence) -> tuple[str, str]:
     elif condition.kind == "more" and condition.bound:
         required = f" (required: more than {condition.bound:g})"
     numbers = [format_percent(value) for value in (one.difference.first, one.difference.second)]
-    other = last if share == 1 else f"{share:g} of {last}"
+    other = last if share == 1 else f"{share:g} x {last}"
     difference = f"{format_difference(one.difference)}{required}{_format_published(one)}"
     difference += format_needed(one.needed)
-    return place, f"{first} {numbers[0]}, {other} {numbers[1]}: {difference}"
+    sign = " = " if share != 1 else " "
+    return place, f"{first} {numbers[0]}, {other}{sign}{numbers[1]}: {difference}"
 
 
 def _format_published(one: Evidence) -> str:

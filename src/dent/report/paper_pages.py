@@ -20,36 +20,68 @@ from dent.report.paper import NOT_MEASURED, label_row, list_notes, name_models, 
 from dent.report.text import markdown_list, table_markdown
 
 SIZES = {"cpu": "small", "cpu-large": "large"}  # what the pages call a scale
+AT, NOMINAL = "table-1/linf 8/255/ding2020", "table-4/nominal ResNet-26-4"
+SIGMA = "Delta, dynamic Sigma, 10 updates"
 # The numbers of the overview: of one row of a table each, its columns.
 HEADLINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
-        "AT (ding2020), Linf 8/255: static / dent / dent+",
-        "table-1/linf 8/255/ding2020",
+        "Ding et al., Linf 8/255: static / dent / dent+",
+        AT,
         ("static", "dent", "dent+"),
     ),
     (
-        "AT (ding2020), L2 0.5: static / dent / dent+",
+        "Ding et al., L2 0.5: static / dent / dent+",
         "table-1/l2 0.5/ding2020",
         ("static", "dent", "dent+"),
     ),
-    ("nominal (Table 4), Linf 1.5/255: static", "table-4/nominal ResNet-26-4/static", ("linf 1.5/255",)),
     (
-        "nominal (Table 4), Linf 1.5/255: a static Sigma, no updates",
-        "table-4/nominal ResNet-26-4/static Sigma",
-        ("linf 1.5/255",),
-    ),
-    (
-        "nominal (Table 4), Linf 1.5/255: dent with Sigma",
-        "table-4/nominal ResNet-26-4/Delta, dynamic Sigma, 10 updates",
-        ("linf 1.5/255",),
-    ),
-    (
-        "AT (ding2020), Linf 8/255: dent+ after 0 / 1 / 3 / 6 updates",
+        "Ding et al., Linf 8/255: dent+ after 0 / 1 / 3 / 6 updates",
         "table-7/dent+/ding2020",
         ("0", "1", "3", "6"),
     ),
+    (
+        "nominal ResNet-26-4, Linf 1.5/255: static",
+        f"{NOMINAL}/static",
+        ("linf 1.5/255",),
+    ),
+    (
+        "nominal ResNet-26-4, Linf 1.5/255: a static Sigma, no updates",
+        f"{NOMINAL}/static Sigma",
+        ("linf 1.5/255",),
+    ),
+    (
+        "nominal ResNet-26-4, Linf 1.5/255: dent with Sigma",
+        f"{NOMINAL}/{SIGMA}",
+        ("linf 1.5/255",),
+    ),
 )
-MOST = 4  # claims of a kind that the overview lists
+# What the overview says in words: the kind of training, and the numbers by what they are of.
+SENTENCES: tuple[tuple[str, dict[str, str]], ...] = (
+    (
+        "adversarial training",
+        {
+            "the static model keeps": f"{AT}/static",
+            "dent": f"{AT}/dent",
+            "dent+": f"{AT}/dent+",
+        },
+    ),
+    (
+        "nominal training",
+        {
+            "the static model keeps": f"{NOMINAL}/static/linf 1.5/255",
+            "a static Sigma": f"{NOMINAL}/static Sigma/linf 1.5/255",
+            "dent with Sigma": f"{NOMINAL}/{SIGMA}/linf 1.5/255",
+        },
+    ),
+)
+CHAPTERS: dict[str, tuple[str, ...]] = {
+    "Adversarial training": ("table-1", "table-2", "table-3", "table-7", "table-11"),
+    "Nominal training": ("table-4", "table-5"),
+    "Ablations": ("table-6", "table-8", "table-9", "table-10", "table-12", "table-13", "table-14"),
+    "Figures and text": ("figure-3", "figure-4", "text-imagenet", "text-protocol"),
+}
+MOST = 3  # claims of a kind that the overview lists
+NOT_YET = "not measured yet"
 WHY_UNKNOWN = "No measurement says why yet."
 PUBLISHED = Note("as the paper prints it.", "published")
 HERE = "the same number on our models, under the attacks in the notes, with its 95 % interval."
@@ -87,35 +119,69 @@ def make_pages(
 def _write_overview(
     reproductions: Sequence[Reproduction], judgments: Mapping[str, Sequence[Judgment]], folder: str
 ) -> str:
-    parts = ["# The paper, reproduced"]
+    parts = ["# The paper, reproduced", markdown_list(_list_sentences(reproductions))]
+    parts += [table_markdown(_headline_table(reproductions)), *_list_counts(judgments)]
+    parts += [*_list_verdicts(judgments), "## Every number"]
+    parts.append(markdown_list([*_list_links(folder), f"[All claims]({folder}/claims.md)"]))
     parts += [
         f"**{name_size(one).capitalize()}** is scale `{one.scale.name}`: {one.scale.describe()}. "
         + _count_numbers(one)
         for one in reproductions
     ]
-    parts += [markdown_list(_list_counts(judgments)), table_markdown(_headline_table(reproductions))]
-    parts += list(_list_verdicts(judgments))
-    links = [f"[{name_table(table)}]({folder}/{table.name}.md)" for table in tables().values()]
-    texts = [
-        f"[{table.caption}]({folder}/{table.name}.md)" for table in tables().values() if _is_text(table)
-    ]
-    shown = [link for link, table in zip(links, tables().values(), strict=True) if not _is_text(table)]
-    parts.append(f"Every number: {', '.join([*shown, *texts])}. [All claims]({folder}/claims.md).")
     return _join(parts)
+
+
+def _list_sentences(reproductions: Sequence[Reproduction]) -> Iterator[str]:
+    """Yield what the attacks leave, a sentence for each scale and kind of training that is measured."""
+    for one in reproductions:
+        for training, references in SENTENCES:
+            found = [
+                one.by_reference(tables()[reference.partition("/")[0]])[reference]
+                for reference in references.values()
+            ]
+            if any(number.ours is None or number.worst is None for number in found):
+                continue
+            shown = [
+                f"{name} {format_percent(number.ours)} %"
+                for name, number in zip(references, found, strict=True)
+            ]
+            worst = [format_percent(number.worst.percent) for number in found if number.worst]
+            model = found[0].work.model if found[0].work else ""
+            yield (
+                f"{name_size(one).capitalize()}, {training} ({model}): under attacks on the defense "
+                f"itself, {_join_words(shown)} of the images. With attacks made for adaptation, they "
+                f"keep {_join_words(worst)} %."
+            )
+
+
+def _join_words(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _list_links(folder: str) -> Iterator[str]:
+    """Yield the links to the pages of the tables, a line for each chapter."""
+    for chapter, names in CHAPTERS.items():
+        links = [f"[{_name_link(tables()[name])}]({folder}/{name}.md)" for name in names]
+        yield f"{chapter}: {', '.join(links)}"
+
+
+def _name_link(table: PaperTable) -> str:
+    return table.caption if table.name.startswith("text-") else name_table(table)
 
 
 def _count_numbers(reproduction: Reproduction) -> str:
     """Return how many numbers of the paper are measured, not run yet, and not part of the scale."""
     found = [one for table in tables().values() for one in reproduction.by_reference(table).values()]
-    left_out = sum(one.is_left_out for one in found)
-    open_numbers = sum(one.ours is None for one in found) - left_out
-    measured = f"{len(found) - left_out - open_numbers} of the paper's {len(found)} numbers are measured"
-    waiting = f", {open_numbers} are not yet" if open_numbers else ""
-    return f"{measured}{waiting}; {left_out} are of models or settings that the scale does not have."
-
-
-def _is_text(table: PaperTable) -> bool:
-    return table.name.startswith("text-")
+    published = [one for one in found if one.number.published is not None]
+    left_out = sum(one.is_left_out for one in published)
+    measured = sum(one.ours is not None for one in published)
+    more = sum(one.ours is not None for one in found) - measured
+    waiting = sum(one.ours is None and not one.is_left_out for one in found)
+    return (
+        f"It has {measured} of the {len(published)} numbers that the paper prints, and {more} that the "
+        f"paper does not print; {left_out} are of models or settings that the scale does not have"
+        + (f"; {waiting} are not measured yet." if waiting else ".")
+    )
 
 
 def _list_counts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
@@ -133,7 +199,11 @@ def _headline_table(reproductions: Sequence[Reproduction]) -> Table:
     """Return some of the numbers: published, and at each scale here and in the worst case."""
     columns = ["accuracy in %", "published"]
     for one in reproductions:
-        columns += [name_size(one), f"{name_size(one)}, worst case", f"{name_size(one)}, n (batches)"]
+        columns += [
+            name_size(one),
+            f"{name_size(one)}, worst case",
+            f"{name_size(one)}: model, n (batches)",
+        ]
     rows = []
     for title, row, names in HEADLINES:
         references = [f"{row}/{name}" for name in names]
@@ -146,34 +216,53 @@ def _headline_table(reproductions: Sequence[Reproduction]) -> Table:
                 values += [Value(NOT_MEASURED), EMPTY, EMPTY]
                 continue
             worst = [number.worst.percent if number.worst else None for number in found]
+            models = dict.fromkeys(number.work.model for number in found if number.work)
             values.append(Value(" / ".join(format_percent(number.ours) for number in found)))
             values.append(Value(" / ".join(map(format_percent, worst))))
-            values.append(Value(" / ".join(dict.fromkeys(map(_describe_n, found)))))
+            values.append(Value(", ".join([*models, *dict.fromkeys(map(_describe_n, found))])))
         rows.append(values)
     return Table("", columns, [Group(rows)])
 
 
 def _list_verdicts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
     """Yield what holds and what does not, in the words of the claims."""
-    kinds: dict[str, Verdict] = {
-        "Holds under the paper's kind of attack": HOLDS,
-        "Does not hold": FAILS,
-        "Shows far less than published": SMALLER,
+    kinds: dict[str, dict[str, list[str]]] = {
+        "Holds": {},
+        "Does not hold in the worst case": {},
+        "Does not hold under the paper's kind of attack": {},
+        "Shows far less than published": {},
     }
-    for title, verdict in kinds.items():
-        found: dict[str, list[str]] = {}
-        for size, own in judgments.items():
-            for one in own:
-                if one.verdict == verdict:
-                    found.setdefault(one.claim.text, []).append(_describe_size(size, one))
+    for size, own in judgments.items():
+        for one in own:
+            if kind := _name_kind(one):
+                kinds[kind].setdefault(one.claim.text, []).append(_describe_size(size, one))
+    for title, found in kinds.items():
         items = [f"{text} ({', '.join(sizes)})" for text, sizes in found.items()]
-        more = [f"and {len(items) - MOST} more"] * (len(items) > MOST)
-        yield f"**{title}**"
-        yield markdown_list([*items[:MOST], *more] or ["nothing that can be told"])
+        cut = f"{MOST} of " * (len(items) > MOST)
+        yield f"## {title} ({cut}{len(items)})"
+        yield markdown_list(items[:MOST])
+
+
+def _name_kind(one: Judgment) -> str | None:
+    """Return under which heading of the overview a claim stands; None if nothing can be told."""
+    verdicts = (one.verdict, one.worst_verdict)
+    if one.worst_verdict == FAILS:
+        return "Does not hold in the worst case"
+    if one.verdict == FAILS:
+        return "Does not hold under the paper's kind of attack"
+    if SMALLER in verdicts:
+        return "Shows far less than published"
+    return "Holds" if HOLDS in verdicts else None
 
 
 def _describe_size(size: str, one: Judgment) -> str:
-    return f"{size}; in the worst case: {one.worst_verdict}" if one.worst_verdict else size
+    """Return the scale, with both verdicts if they differ.
+
+    The first is of the attacks that the paper ran, or of smaller ones of the same kind.
+    """
+    if one.worst_verdict in (None, one.verdict):
+        return size
+    return f"{size}: {one.verdict}; in the worst case: {one.worst_verdict}"
 
 
 # The claims
@@ -188,13 +277,14 @@ def _write_claims(
     parts = ["# Claims of the paper's text", table_markdown(table), markdown_list(table.notes)]
     scales = {name_size(one): one.scale.name for one in reproductions}
     failed = [
-        f"{one.claim.text} ({size}) {reasons.get((scales[size], one.claim.text), WHY_UNKNOWN)}"
+        f"**{one.claim.text}** ({_describe_size(size, one)}) "
+        + reasons.get((scales[size], one.claim.text), WHY_UNKNOWN)
         for size, own in judgments.items()
         for one in own
         if FAILS in (one.verdict, one.worst_verdict)
     ]
     if failed:
-        parts += ["## Why claims do not hold", markdown_list(failed)]
+        parts += ["## Why claims do not hold", *failed]
     parts.append("## The numbers behind each claim")
     for same in zip(*judgments.values(), strict=True):
         claim = same[0].claim
@@ -239,7 +329,10 @@ def _write_table(reproductions: Sequence[Reproduction], table: PaperTable) -> st
         ]  # fmt: skip
         parts += [f"**{part.name}**", table_markdown(Table("", ("", *part.columns), groups))]
     sizes = ", ".join(map(name_size, reproductions))
-    parts.append(markdown_list([PUBLISHED, Note(HERE, sizes), WORST]))
+    has_worst = any(
+        number.worst for found in measured for part in found for row in part for number in row
+    )
+    parts.append(markdown_list([PUBLISHED, Note(HERE, sizes), *[WORST] * has_worst]))
     for one in reproductions:
         notes = [note for note in list_notes(one, table) if note.text != table.note]
         parts += [f"**{name_size(one).capitalize()}**", markdown_list(notes)]
@@ -256,6 +349,9 @@ def _make_group(title: str, rows: Sequence[tuple[str, Sequence[Measurement]]]) -
     for size, numbers in rows:
         if all(one.is_left_out for one in numbers):
             lines.append([Value(f"{size}: {NOT_MEASURED}"), *[EMPTY] * len(numbers)])
+            continue
+        if all(one.ours is None for one in numbers):
+            lines.append([Value(f"{label_row(size, numbers)}: {NOT_YET}"), *[EMPTY] * len(numbers)])
             continue
         label = label_row(size, numbers)
         if names := name_models(numbers):
