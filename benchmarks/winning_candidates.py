@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,6 @@ from dent.defense.views import Crops, Views
 from dent.names import lookup
 from dent.seeds import make_generator
 
-Needs = Literal["nothing", "normalization", "batch-norm"]
 MIRROR = ("shift0,0", "mirror")
 
 
@@ -89,9 +88,9 @@ def add_mirrors(*views: str) -> tuple[str, ...]:
 class MeanOfViews(Method):
     """Join the predictions over views that are listed one by one."""
 
-    name: ClassVar[str] = "mean of views"
-    independent: ClassVar[bool] = True
-    per_input: ClassVar[bool] = False
+    name = "mean of views"
+    independent = True
+    per_input = False
 
     views: tuple[str, ...] = Field(MIRROR, description="The views, as text.")
     join: Literal["logits", "probabilities", "median", "sure"] = Field(
@@ -119,9 +118,9 @@ class MeanOfViews(Method):
 class AdaptedViews(Method):
     """Adapt one Delta per input, which its views share, and average the logits over the views."""
 
-    name: ClassVar[str] = "adapted views"
-    independent: ClassVar[bool] = True
-    needs: ClassVar[Needs] = "normalization"
+    name = "adapted views"
+    independent = True
+    needs = "normalization"
 
     steps: int = Field(1, description="Number of updates.", ge=0)
     lr: Number = Field(0.01, description="Learning rate.", gt=0)
@@ -159,10 +158,10 @@ class AdaptedViews(Method):
 class DrawnDeltas(Method):
     """Average the logits over models whose scales and shifts are moved at random, by a fixed seed."""
 
-    name: ClassVar[str] = "drawn deltas"
-    independent: ClassVar[bool] = True
-    per_input: ClassVar[bool] = False
-    needs: ClassVar[Needs] = "normalization"
+    name = "drawn deltas"
+    independent = True
+    per_input = False
+    needs = "normalization"
 
     spread: Number = Field(0.05, description="Standard deviation of Delta.", gt=0)
     views: tuple[str, ...] = Field((*MIRROR, *MIRROR), description="Each view gets a Delta of its own.")
@@ -182,9 +181,9 @@ class DrawnDeltas(Method):
 class MeanOfStates(Method):
     """Average the logits over the states after 0, 1, ... updates of Delta down the entropy."""
 
-    name: ClassVar[str] = "mean of states"
-    independent: ClassVar[bool] = True
-    needs: ClassVar[Needs] = "normalization"
+    name = "mean of states"
+    independent = True
+    needs = "normalization"
 
     steps: int = Field(3, description="Number of updates.", ge=0)
     lr: Number = Field(0.006, description="Size of an update, by signs as the first of dent+.", gt=0)
@@ -214,7 +213,7 @@ class MeanOfStates(Method):
 class EnergyOfViews(Energy):
     """Move each input down the energy, and average the logits over the views of the moved input."""
 
-    name: ClassVar[str] = "energy of views"
+    name = "energy of views"
 
     @property
     def forwards(self) -> int:
@@ -227,9 +226,9 @@ class EnergyOfViews(Energy):
 class BalancedClasses(Method):
     """Shift the logits so that the mean prediction of the batch is uniform. It depends on the batch."""
 
-    name: ClassVar[str] = "balanced classes"
-    independent: ClassVar[bool] = False
-    per_input: ClassVar[bool] = False
+    name = "balanced classes"
+    independent = False
+    per_input = False
 
     def predict(self, network: Network, inputs: Tensor, variables: Variables) -> Tensor:
         log_p = network(inputs).log_softmax(1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -35,3 +36,18 @@ def preserve_random_state(device: str | None = None) -> AbstractContextManager[N
         kind = torch.device(device)
         return torch.random.fork_rng([kind] if kind.type == "cuda" else [])
     return torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else [])
+
+
+@contextmanager
+def use_seed(seed: int, device: str | None = None) -> Iterator[None]:
+    """Seed torch within, and restore its random state at the end. device: see `preserve_random_state`.
+
+    >>> with use_seed(0):
+    ...     first = torch.rand(1)
+    >>> with use_seed(0):
+    ...     torch.equal(first, torch.rand(1))
+    True
+    """
+    with preserve_random_state(device):
+        torch.manual_seed(seed)
+        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from dent.defense import Defended, Dent, is_independent
 from dent.names import accepts
-from dent.seeds import preserve_random_state
+from dent.seeds import use_seed
 
 __all__ = ["BrokenPromiseError", "check_defense"]
 
@@ -176,11 +175,11 @@ def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator
     """Check adapt and predict against the call, and the state as a value."""
 
     def predict_from(state: Any) -> Tensor:
-        logits: Tensor = _seeded(lambda: defense.predict(inputs, state))
+        logits: Tensor = _call_seeded(lambda: defense.predict(inputs, state))
         return logits
 
-    state = _seeded(lambda: defense.adapt(inputs))
-    both = _seeded(lambda: defense.predict(inputs, defense.adapt(inputs)))
+    state = _call_seeded(lambda: defense.adapt(inputs))
+    both = _call_seeded(lambda: defense.predict(inputs, defense.adapt(inputs)))
     if not _is_close(both, logits):
         yield Fault(
             "adapt and predict",
@@ -203,8 +202,8 @@ def _find_parts_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator
                 "keep all that predict() reads in the state",
             )
     if accepts(defense.adapt, "start") and accepts(defense.adapt, "steps"):
-        first = _seeded(lambda: defense.adapt(inputs, steps=0))
-        continued = _seeded(lambda: defense.adapt(inputs, start=first))
+        first = _call_seeded(lambda: defense.adapt(inputs, steps=0))
+        continued = _call_seeded(lambda: defense.adapt(inputs, start=first))
         if not _is_close(predict_from(continued), predict_from(state)):
             yield Fault(
                 "start",
@@ -219,10 +218,10 @@ def _find_gradient_faults(defense: Any, inputs: Tensor) -> Iterator[Fault]:
         return
     points = inputs.clone().requires_grad_()
     with torch.enable_grad():
-        constant = _seeded(lambda: defense.adapt(inputs, gradient="stale"))
-        wanted = _read_gradient(_seeded(lambda: defense.predict(points, constant)), points)
-        state = _seeded(lambda: defense.adapt(points, gradient="stale"))
-        got = _read_gradient(_seeded(lambda: defense.predict(points, state)), points)
+        constant = _call_seeded(lambda: defense.adapt(inputs, gradient="stale"))
+        wanted = _read_gradient(_call_seeded(lambda: defense.predict(points, constant)), points)
+        state = _call_seeded(lambda: defense.adapt(points, gradient="stale"))
+        got = _read_gradient(_call_seeded(lambda: defense.predict(points, state)), points)
     if wanted is None:
         yield Fault(
             "gradient",
@@ -241,7 +240,7 @@ def _find_mode_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[
     for mode in (torch.no_grad, torch.inference_mode):
         try:
             with mode():
-                got = _seeded(lambda: defense(inputs)).clone()
+                got = _call_seeded(lambda: defense(inputs)).clone()
         except RuntimeError as error:
             yield Fault(
                 "callers",
@@ -260,20 +259,13 @@ def _find_mode_faults(defense: Any, inputs: Tensor, logits: Tensor) -> Iterator[
 # Calls that leave the random numbers of the caller alone.
 
 
-@contextmanager
-def _fixed_randomness(seed: int) -> Iterator[None]:
-    with preserve_random_state():
-        torch.manual_seed(seed)
-        yield
-
-
-def _seeded(function: Any, seed: int = 0) -> Any:
-    with _fixed_randomness(seed):
+def _call_seeded(function: Any, seed: int = 0) -> Any:
+    with use_seed(seed):
         return function()
 
 
 def _call(defense: Any, inputs: Tensor, seed: int = 0) -> Any:
-    logits = _seeded(lambda: defense(inputs), seed)
+    logits = _call_seeded(lambda: defense(inputs), seed)
     return logits.detach() if isinstance(logits, Tensor) else logits
 
 

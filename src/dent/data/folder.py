@@ -25,16 +25,14 @@ _SPLIT_NAMES = {name for names in SPLITS.values() for name in names}
 _SYNSETS = Path(__file__).with_name("imagenet_synsets.txt")
 
 
-def open_folder(
-    folder: str | Path, *, split: str = "test", preprocessing: str | None = None, name: str = ""
-) -> Dataset:
+def open_folder(folder: str | Path, *, split: str = "test", preprocessing: str | None = None) -> Dataset:
     """Return an ImageFolder: each sub-folder is a class, and may have folders of its own.
 
     Labels number the sub-folders in the order of their names. Hidden folders are left out.
     """
     folder = _find_split(Path(folder), split)
     classes = _list_folders(folder)
-    return _open(name or str(folder), folder, classes, tuple(classes), preprocessing or "none")
+    return _open(str(folder), folder, classes, tuple(classes), preprocessing or "none")
 
 
 def open_imagenet(

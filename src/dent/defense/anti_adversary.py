@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -22,8 +20,8 @@ class AntiAdversary(Method):
     exact gradient of the updates is zero, and the stale gradient is exact.
     """
 
-    name: ClassVar[str] = "anti-adversary"
-    independent: ClassVar[bool] = True
+    name = "anti-adversary"
+    independent = True
 
     steps: int = Field(2, description="Number of updates.", ge=0)
     lr: Number = Field(0.15, description="Size of an update.", gt=0)

@@ -4,8 +4,6 @@ shift adaptation").
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -21,10 +19,10 @@ class BnMix(Method):
     A gradient goes through the statistics.
     """
 
-    name: ClassVar[str] = "bn-mix"
-    independent: ClassVar[bool] = False
-    per_input: ClassVar[bool] = False
-    needs: ClassVar[Literal["nothing", "normalization", "batch-norm"]] = "batch-norm"
+    name = "bn-mix"
+    independent = False
+    per_input = False
+    needs = "batch-norm"
 
     prior: Number = Field(16.0, description="Number of inputs that training counts for.", ge=0)
 

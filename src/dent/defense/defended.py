@@ -128,8 +128,8 @@ class Method(Declared):
         raise NotImplementedError(f"{self.name} makes no updates")
 
     def predict(self, network: Network, inputs: Tensor, variables: Variables) -> Tensor:
-        """Return logits (N, classes)."""
-        return network(inputs)
+        """Return logits (N, classes); the first variable, if there is one, is a Delta."""
+        return network(inputs, *variables[:1])
 
 
 @dataclass(frozen=True)

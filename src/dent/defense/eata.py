@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +24,10 @@ class Eata(Method):
     and the paper's penalty on forgetting, which needs training images, is left out.
     """
 
-    name: ClassVar[str] = "eata"
-    independent: ClassVar[bool] = False
-    per_input: ClassVar[bool] = False
-    needs: ClassVar[Literal["nothing", "normalization", "batch-norm"]] = "normalization"
+    name = "eata"
+    independent = False
+    per_input = False
+    needs = "normalization"
 
     steps: int = Field(1, description="Number of updates.", ge=0)
     lr: Number = Field(0.00025, description="Learning rate.", gt=0)
@@ -69,6 +68,3 @@ class Eata(Method):
         new = predictions[counts].mean(0, keepdim=True)
         # The average only decides what counts: it has no gradient.
         return delta, velocity, 0.9 * average.detach() + 0.1 * new if has_average else new
-
-    def predict(self, network: Network, inputs: Tensor, variables: Variables) -> Tensor:
-        return network(inputs, variables[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -22,8 +21,8 @@ class Energy(Method):
     for ImageNet at 4/255 (radius 5, steps of 2.5), with the eps of CIFAR-10.
     """
 
-    name: ClassVar[str] = "energy"
-    independent: ClassVar[bool] = True
+    name = "energy"
+    independent = True
 
     steps: int = Field(5, description="Number of updates.", ge=0)
     eps: Number = Field(8 / 255, description="Linf size of the attacks that it answers.", gt=0)

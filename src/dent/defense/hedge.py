@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -32,8 +30,8 @@ class Hedge(Method):
     bounds alone.
     """
 
-    name: ClassVar[str] = "hedge"
-    independent: ClassVar[bool] = True
+    name = "hedge"
+    independent = True
 
     steps: int = Field(20, description="Number of updates.", ge=0)
     eps: Number = Field(8 / 255, description="Linf radius of the ball.", gt=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,8 @@ class Lame(Method):
     strength W z, (N, classes or 1); softmax(logits + variable) is the next z.
     """
 
-    name: ClassVar[str] = "lame"
-    independent: ClassVar[bool] = False
+    name = "lame"
+    independent = False
 
     steps: int = Field(100, description="Number of fixed-point iterations.", ge=0)
     strength: Number = Field(1.0, description="Weight of the affinities; 0 leaves the model.", ge=0)

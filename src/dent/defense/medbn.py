@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -19,10 +17,10 @@ class MedBn(Method):
     update. A gradient goes through the statistics.
     """
 
-    name: ClassVar[str] = "medbn"
-    independent: ClassVar[bool] = False
-    per_input: ClassVar[bool] = False
-    needs: ClassVar[Literal["nothing", "normalization", "batch-norm"]] = "batch-norm"
+    name = "medbn"
+    independent = False
+    per_input = False
+    needs = "batch-norm"
 
     share: Number = Field(1.0, description="Weight of the batch beside training.", ge=0, le=1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -23,9 +22,9 @@ class Memo(Method):
     update keeps the activations of all views: memory grows with their number.
     """
 
-    name: ClassVar[str] = "memo"
-    independent: ClassVar[bool] = True
-    needs: ClassVar[Literal["nothing", "normalization", "batch-norm"]] = "normalization"
+    name = "memo"
+    independent = True
+    needs = "normalization"
 
     steps: int = Field(1, description="Number of updates.", ge=0)
     lr: Number = Field(0.005, description="Learning rate.", gt=0)
@@ -56,9 +55,6 @@ class Memo(Method):
         entropies = measure_mean_entropy(torch.stack([network(view, delta) for view in views]))
         (gradient,) = torch.autograd.grad(entropies.sum(), delta, create_graph=keep_graph)
         return (delta - self.lr * gradient,)
-
-    def predict(self, network: Network, inputs: Tensor, variables: Variables) -> Tensor:
-        return network(inputs, variables[0])
 
 
 def measure_mean_entropy(logits: Tensor) -> Tensor:

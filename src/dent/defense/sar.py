@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,10 +23,10 @@ class Sar(Method):
     normalization layers adapt, while the paper leaves out those of the last stage.
     """
 
-    name: ClassVar[str] = "sar"
-    independent: ClassVar[bool] = False
-    per_input: ClassVar[bool] = False
-    needs: ClassVar[Literal["nothing", "normalization", "batch-norm"]] = "normalization"
+    name = "sar"
+    independent = False
+    per_input = False
+    needs = "normalization"
 
     steps: int = Field(1, description="Number of updates.", ge=0)
     lr: Number = Field(0.00025, description="Learning rate.", gt=0)
@@ -67,9 +66,6 @@ class Sar(Method):
             return delta.clone(), velocity.clone()
         delta, (velocity,) = sgd(delta, gradient, (velocity,), step, lr=self.lr, momentum=self.momentum)
         return delta, velocity
-
-    def predict(self, network: Network, inputs: Tensor, variables: Variables) -> Tensor:
-        return network(inputs, variables[0])
 
 
 def mean_where(values: Tensor, counts: Tensor) -> Tensor:

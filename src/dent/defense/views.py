@@ -7,7 +7,7 @@ zeros moved in, know black borders, and are less sensitive where they see one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch.nn.functional as F
 from pydantic import Field, model_validator
@@ -72,9 +72,9 @@ class Views(Method):
     There is nothing to adapt: no variable, and no update. A gradient goes through all views.
     """
 
-    name: ClassVar[str] = "views"
-    independent: ClassVar[bool] = True
-    per_input: ClassVar[bool] = False
+    name = "views"
+    independent = True
+    per_input = False
 
     mirror: bool = Field(True, description="Add the mirror image of every view.")
     shifts: int = Field(0, description="Add views shifted by so many pixels; 0 adds none.", ge=0)
@@ -120,7 +120,7 @@ class Crops(Views):
     The defaults are for images of 32 x 32 pixels; `docs/winning.md` says where it was tried.
     """
 
-    name: ClassVar[str] = "crops"
+    name = "crops"
 
     shifts: int = Field(3, description="Add views shifted by so many pixels; 0 adds none.", ge=0)
     directions: Directions = Field("diagonal", description="Directions of the four shifts.")

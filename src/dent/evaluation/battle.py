@@ -23,7 +23,7 @@ from dent.attacks.norms import lengths
 from dent.defense import Dent
 from dent.defense.dent.descent import entropy
 from dent.evaluation.defenses import AnyDefense, Subject
-from dent.seeds import preserve_random_state
+from dent.seeds import use_seed
 
 LARGEST = 64  # pixels of the longer side; larger images are shrunk
 DIGITS = 4
@@ -85,8 +85,7 @@ def record_battle(
 
     budget: dict[str, Any] = {"eps": eps, "norm": norm, "seed": seed}
     made = []
-    with preserve_random_state(str(inputs.device)):
-        torch.manual_seed(seed)  # for models that draw
+    with use_seed(seed, str(inputs.device)):  # for models that draw
         static = watch_static()
         apgd(static, inputs, labels, steps=steps, joint=True, **budget)
         _check_classes(classes, static.frames[0].logits.shape[1])

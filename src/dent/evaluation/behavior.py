@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from dent.attacks.findings import LARGEST_DIFFERENCE, count_backward_passes, measure_difference
 from dent.evaluation.digests import digest_model
-from dent.seeds import preserve_random_state
+from dent.seeds import use_seed
 
 
 def ask(model: Callable[[Tensor], Any], inputs: Tensor, seed: int = 0) -> Any:
     """Return the model's answer with torch's random numbers from this seed, without a gradient."""
-    with preserve_random_state(str(inputs.device)), torch.no_grad():
-        torch.manual_seed(seed)
+    with use_seed(seed, str(inputs.device)), torch.no_grad():
         return model(inputs)
 
 

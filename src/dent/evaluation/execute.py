@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -44,7 +44,7 @@ from dent.evaluation.suites import (
 )
 from dent.names import lookup
 from dent.precision import search_in_bfloat16
-from dent.seeds import preserve_random_state
+from dent.seeds import use_seed
 from dent.storage import replace_file
 
 SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
@@ -83,12 +83,9 @@ def execute_task(task: Task, sources: Sources) -> UnitResult:
     return UnitResult(task.unit, outcome, took={"seconds": time.perf_counter() - started, **took})
 
 
-@contextmanager
-def seed_unit(unit: Unit, evaluation: Evaluation) -> Iterator[None]:
+def seed_unit(unit: Unit, evaluation: Evaluation) -> AbstractContextManager[None]:
     """Seed torch by the unit within, and restore its random state at the end."""
-    with preserve_random_state(evaluation.device):
-        torch.manual_seed(unit.seed(evaluation.seed))
-        yield
+    return use_seed(unit.seed(evaluation.seed), evaluation.device)
 
 
 def _execute(task: Task, sources: Sources) -> tuple[Outcome, dict[str, float]]:

@@ -13,8 +13,7 @@ from torch import Tensor
 from dent.attacks import AttackResult
 from dent.attacks.own import OwnAttack, run_own
 from dent.evaluation.attacks import ATTACKS, Attack, Forwards, Kind
-from dent.evaluation.defenses import Subject
-from dent.evaluation.own import name_own
+from dent.evaluation.defenses import Subject, name_own
 from dent.evaluation.suites import SPECIAL, SUITE_NOTES, is_own_path, parse_attack
 from dent.names import accepts, import_function
 

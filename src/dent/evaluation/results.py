@@ -322,8 +322,8 @@ class Results:
 
         points: also return the verdicts, a digit for each index, in the worst case and naturally.
         """
-        cells = [_to_plain(cell.to_json(points=points)) for cell in self.cells]
-        return {"about": _to_plain(self.about), "complete": self.complete, "cells": cells}
+        cells = [to_plain(cell.to_json(points=points)) for cell in self.cells]
+        return {"about": to_plain(self.about), "complete": self.complete, "cells": cells}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for every cell and score, with the keys `COLUMNS`."""
@@ -365,12 +365,12 @@ def _divide(cost: float | None, static: float | None) -> float | None:
     return cost / static if cost is not None and static else None
 
 
-def _to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value that JSON can hold; nan becomes None."""
     if isinstance(value, Mapping):
-        return {str(key): _to_plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_to_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value

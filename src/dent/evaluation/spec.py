@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -140,7 +140,7 @@ class Evaluation(Declared):
       n: expected an integer >= 1, got -1
     """
 
-    title: ClassVar[str] = "evaluation"
+    title = "evaluation"
 
     models: Annotated[tuple[Model, ...], BeforeValidator(_read_list), Unique] = Field(
         tuple(SHIPPED), description="Models by name; see `dent list models`.", min_length=1

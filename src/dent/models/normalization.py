@@ -146,11 +146,11 @@ model.pretrained_cfg.update(mean=..., std=...) first
         )
 
 
-def _is_close(kind: str, given: Values, expected: Values, tolerance: float = 0.002) -> bool:
+def _is_close(kind: str, given: Values, expected: Values) -> bool:
     """Return True if both are the same numbers, as people round them. One stands for all channels."""
     both = [read_channels(kind, values) for values in (given, expected)]
     count = max(map(len, both))
     if any(len(values) not in (1, count) for values in both):
         return False
     pairs = zip(*(values * (count // len(values)) for values in both), strict=True)
-    return all(abs(one - other) <= tolerance for one, other in pairs)
+    return all(abs(one - other) <= 0.002 for one, other in pairs)

@@ -62,7 +62,7 @@ Series = Annotated[list[Reference], Field(min_length=2), AfterValidator(_check_o
 class _Written(Declared):
     """A condition as it is written; `each` lists the names that take the place of the star."""
 
-    title: ClassVar[str] = "condition"
+    title = "condition"
     bound_name: ClassVar[str] = ""  # the setting that becomes `Condition.bound`
     each: list[str | int | float] | None = Field(default=None, min_length=1)
 
@@ -150,7 +150,7 @@ class Claim(Declared):
     worst: False if it is about attacks or costs, which have no worst case.
     """
 
-    title: ClassVar[str] = "claim"
+    title = "claim"
     text: str
     where: str
     conditions: Annotated[tuple[Condition, ...], BeforeValidator(_read_conditions)]

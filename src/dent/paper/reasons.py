@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from pydantic import Field
@@ -34,7 +34,7 @@ class Reason(Declared):
     references: numbers of the tables that are in the sentence.
     """
 
-    title: ClassVar[str] = "reason"
+    title = "reason"
     claim: str
     scale: str
     why: str = Field(min_length=1)

@@ -33,6 +33,7 @@ from dent.paper.results import (
     count_forwards,
     list_works,
     load_reproduction,
+    make_key,
     make_work_evaluation,
     name_folder,
 )
@@ -70,9 +71,9 @@ def reproduce(
     lookup("engine", engine, ENGINES)
     asked: dict[str, tuple[Evaluation, float]] = {}
     for work in list_works(chosen, scale):
-        evaluation = make_work_evaluation(work, seed=seed, device=device)
-        key = name_folder(evaluation)
+        key = make_key(work, seed, device)
         if key not in (known or {}):
+            evaluation = make_work_evaluation(work, seed=seed, device=device)
             asked[key] = (evaluation, count_forwards(work))
     troubles = _find_troubles({key: evaluation for key, (evaluation, _) in asked.items()}, progress)
     if asked and len(troubles) == len(asked):
@@ -161,12 +162,10 @@ def select_known(
     known, digests = {}, dict[str, str]()
     stored = {name_folder(cell.evaluation): cell for cell in start.cells.values()}
 
-    def find_key(work: Work) -> str:
-        return name_folder(make_work_evaluation(work, seed=seed, device=device))
-
     for work in list_works(tables().values(), scale):
-        key = find_key(work)
-        cell = stored.get(key) or stored.get(find_key(replace(work, mixed_precision=False)))
+        key = make_key(work, seed, device)
+        in_float32 = make_key(replace(work, mixed_precision=False), seed, device)
+        cell = stored.get(key) or stored.get(in_float32)
         if cell is None or cell.missing or cell.versions.get("suite") != SUITE_VERSION:
             continue
         if work.model not in digests:
@@ -176,7 +175,7 @@ def select_known(
                 digests[work.model] = ""
         if cell.weights and cell.weights == digests[work.model]:
             known[key] = cell
-    if not any(find_key(work) in known for work in list_works(chosen, scale)):
+    if not any(make_key(work, seed, device) in known for work in list_works(chosen, scale)):
         raise ValueError(
             f"expected results of these tables at scale {scale.name} with the weights of today to start "
             f"from, got {len(start.cells)} others at scale {start.scale.name}"
@@ -195,7 +194,7 @@ def gather(
     """Return everything that is done in the folder, for all tables; unreadable cells are troubles."""
     cells, troubles = {}, dict(troubles or {})
     for work in list_works(tables().values(), scale):
-        key = name_folder(make_work_evaluation(work, seed=seed, device=device))
+        key = make_key(work, seed, device)
         if (folder / CELLS / key / RUN).exists():
             try:
                 cells[key] = load_judged_cell(folder / CELLS / key)
@@ -300,7 +299,7 @@ def estimate_tables(
     speeds: dict[str, tuple[float | None, str | None]] = {}
     for table in chosen:
         for work in list_works([table], scale):
-            key = name_folder(make_work_evaluation(work, seed=seed, device=device))
+            key = make_key(work, seed, device)
             if key in seen:
                 continue
             seen.add(key)

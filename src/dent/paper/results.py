@@ -194,7 +194,7 @@ class Reproduction:
 
     def key(self, work: Work) -> str:
         """Return the name of the folder of a piece of work."""
-        return _make_key(work, self.seed, self.device)
+        return make_key(work, self.seed, self.device)
 
     def list_begun(self) -> list[PaperTable]:
         """Return the tables of which at least one number was measured."""
@@ -265,7 +265,7 @@ def name_folder(evaluation: Evaluation) -> str:
 
 
 @cache
-def _make_key(work: Work, seed: int, device: str) -> str:
+def make_key(work: Work, seed: int, device: str) -> str:
     """Return the folder's name; cached, because every number of every table asks for it."""
     return name_folder(make_work_evaluation(work, seed=seed, device=device))
 
@@ -277,7 +277,7 @@ def list_works(chosen: Iterable[PaperTable], scale: Scale) -> list[Work]:
         for number in table.references().values():
             if scale.explain_left_out(table.name, number) is None:
                 for work in _list_works(number.ask, scale, table.name):
-                    works.setdefault(_make_key(work, 0, "cpu"), work)
+                    works.setdefault(make_key(work, 0, "cpu"), work)
     return list(works.values())
 
 

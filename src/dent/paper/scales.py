@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -59,7 +59,7 @@ class LoadedModel(Declared):
     architecture: the architecture of a file that may not exist yet, for estimates.
     """
 
-    title: ClassVar[str] = "model"
+    title = "model"
     model: str
     data: str = "cifar10"
     architecture: str = ""
@@ -74,7 +74,7 @@ class Budget(Declared):
     skip: names of columns that are not run. without: see `Scale`.
     """
 
-    title: ClassVar[str] = "budget"
+    title = "budget"
     n: int | None = Field(default=None, ge=1)
     batch_size: int | None = Field(default=None, ge=1)
     steps: int | None = Field(default=None, ge=1)
@@ -98,7 +98,7 @@ class Scale(Declared):
     most_attack_steps: at most so many steps of an attack where the paper varies them.
     """
 
-    title: ClassVar[str] = "scale"
+    title = "scale"
     name: str
     summary: str
     takes: str = ""

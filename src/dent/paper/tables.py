@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -193,7 +193,7 @@ Name = Annotated[str, Field(min_length=1)]
 class _Level(Declared):
     """What a file, a part, a row or a column says about its numbers; None says nothing."""
 
-    title: ClassVar[str] = "cell"
+    title = "cell"
     model: str | None = None
     defense: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)  # of the defense
@@ -207,19 +207,19 @@ class _Level(Declared):
 
 
 class _Column(_Level):
-    title: ClassVar[str] = "column"
+    title = "column"
     name: Name
     at: Number | None = None  # the place on the axis, if the name is no number
 
 
 class _Row(_Level):
-    title: ClassVar[str] = "row"
+    title = "row"
     name: Name
     published: list[float | None] | None  # null: nothing is printed in this row
 
 
 class _Part(Declared):
-    title: ClassVar[str] = "part"
+    title = "part"
     name: Name
     cell: _Level = _Level()
     columns: list[_Column] = Field(min_length=1)
@@ -227,7 +227,7 @@ class _Part(Declared):
 
 
 class _File(Declared):
-    title: ClassVar[str] = "table"
+    title = "table"
     name: Name
     label: Name
     caption: Name

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dent.models import build
-from dent.seeds import make_generator, preserve_random_state
+from dent.seeds import make_generator, use_seed
 
 SEED, BATCH = 0, 16  # the batch of the paper's Table 14
 
@@ -18,8 +18,7 @@ def resnet50() -> nn.Module:
     >>> torch.equal(first, second)
     True
     """
-    with preserve_random_state():
-        torch.manual_seed(SEED)
+    with use_seed(SEED):
         return build("resnet50")
 
 

@@ -14,6 +14,7 @@ from dent.report.blocks import Block, Glossary, Group, Note, Page, Record, Table
 from dent.report.evaluation_tables import group_cells, is_upper_bound, result_tables
 from dent.report.figures import draw_evaluation
 from dent.report.format import (
+    capitalize,
     format_ball,
     format_count,
     format_p,
@@ -175,12 +176,8 @@ def explain_attacks(names: Iterable[str], budgets: Mapping[str, str] | None = No
             continue
         about, used = ATTACKS[name], (budgets or {}).get(name)
         end = f" In this run: {used}." if used else ""
-        entries.append(Note(f"{_capitalize(about.note)}. {KIND_NOTES[about.kind]}.{end}", name))
+        entries.append(Note(f"{capitalize(about.note)}. {KIND_NOTES[about.kind]}.{end}", name))
     return Glossary("The attacks", [*entries, APGD])
-
-
-def _capitalize(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _explain_run(results: Results) -> Glossary | None:

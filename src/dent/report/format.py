@@ -10,6 +10,15 @@ from dent.evaluation.spec import format_eps
 NOTHING = "-"  # stands where there is no number
 
 
+def capitalize(text: str) -> str:
+    """Return the text with a large first letter.
+
+    >>> capitalize("mean of the logits over Linf")
+    'Mean of the logits over Linf'
+    """
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def format_ball(norm: str, eps: float) -> str:
     """Return the norm and the radius.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from dent.evaluation.results import to_plain
 from dent.report.blocks import Battle, Block, Glossary, Page, Plot, Table, Value
 from dent.report.format import NOTHING
 from dent.report.plots import look
@@ -165,7 +165,7 @@ def script_json(value: Any) -> str:
     >>> print(script_json(["</script>", float("nan")]))
     ["\u003c/script\u003e",null]
     """
-    text = json.dumps(_replace_nan(value), separators=(",", ":"), allow_nan=False)  # ASCII only
+    text = json.dumps(to_plain(value), separators=(",", ":"), allow_nan=False)  # ASCII only
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
@@ -223,14 +223,3 @@ def _guard_script(text: str) -> Markup:
 
 def _asset(name: str) -> str:
     return resources.files("dent.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _replace_nan(value: Any) -> Any:
-    """Return the value with None for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {str(key): _replace_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_nan(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value

@@ -25,15 +25,16 @@ from dent.report.blocks import (
     count_value,
 )
 from dent.report.claims import claim_table, summarize_claims, write_evidence
+from dent.report.comparisons import points_value
 from dent.report.evaluation import explain_attacks
 from dent.report.figures import draw_curves
 from dent.report.format import (
     NOTHING,
+    capitalize,
     format_count,
     format_interval,
     format_number,
     format_percent,
-    format_points,
 )
 from dent.report.text import markdown_list, table_markdown
 
@@ -123,7 +124,7 @@ def _make_lines(numbers: Sequence[Measurement], interval_rows: bool) -> Iterator
         "published": [_published_value(one) for one in numbers],
         "here": [_our_value(one, interval=not interval_rows) for one in numbers],
         INTERVAL: [_interval_value(one) for one in numbers] if interval_rows else [],
-        "difference": [_difference_value(one) for one in numbers],
+        "difference": [points_value(one.difference, sign="+") for one in numbers],
         "worst case": [_worst_value(one.worst, interval=not interval_rows) for one in numbers],
     }
     for name, values in lines.items():
@@ -145,10 +146,6 @@ def _our_value(one: Measurement, *, interval: bool) -> Value:
 
 def _interval_value(one: Measurement) -> Value:
     return Value(format_interval(*one.interval), one.interval[0]) if one.interval else EMPTY
-
-
-def _difference_value(one: Measurement) -> Value:
-    return Value(format_points(one.difference, sign="+"), one.difference)
 
 
 def _worst_value(worst: Score | None, *, interval: bool) -> Value:
@@ -283,7 +280,7 @@ def table_rows(reproduction: Reproduction) -> list[dict[str, object]]:
 def paper_markdown(reproduction: Reproduction) -> str:
     """Return all tables that were begun, the others with the reason, and the claims."""
     scale = reproduction.scale
-    parts = [f"# The paper, reproduced: scale {scale.name}", f"{_capitalize(scale.describe())}."]
+    parts = [f"# The paper, reproduced: scale {scale.name}", f"{capitalize(scale.describe())}."]
     for table in reproduction.list_begun():
         parts.append(f"## {title_table(table)}")
         for one in part_tables(reproduction, table, interval_rows=True):
@@ -293,10 +290,6 @@ def paper_markdown(reproduction: Reproduction) -> str:
     claims = claim_table(judge_claims(reproduction))
     parts += ["## Claims of the paper's text", table_markdown(claims), markdown_list(claims.notes)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _capitalize(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def paper_page(reproduction: Reproduction) -> Page:

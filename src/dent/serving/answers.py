@@ -125,14 +125,8 @@ def _compute_logits(defense: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, 
 
 def count_updates(defense: Any) -> int | None:
     """Return the number of updates that a call makes and `adapt` can make fewer of; None if unknown."""
-    updates = getattr(defense, "updates", None)
-    return updates if isinstance(updates, int) and takes_steps(defense) else None
-
-
-def takes_steps(defense: Any) -> bool:
-    """Return True if the defense can make fewer updates than its own."""
-    adapt = getattr(defense, "adapt", None)
-    return adapt is not None and accepts(adapt, "steps")
+    updates, adapt = getattr(defense, "updates", None), getattr(defense, "adapt", None)
+    return updates if isinstance(updates, int) and adapt and accepts(adapt, "steps") else None
 
 
 def _ask_any(

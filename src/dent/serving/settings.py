@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
@@ -110,7 +110,7 @@ class Serving(Declared):
     (0.005, 1000000, (64, 48), ('cat', 'dog'))
     """
 
-    title: ClassVar[str] = "server"
+    title = "server"
 
     model: Name = Field(
         "resnet20-at", description="Model, as `dent list models` names it (default: resnet20-at)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,7 +26,7 @@ class Recipe(Declared):
       schedule: expected one of cosine, linear, got 'step'
     """
 
-    title: ClassVar[str] = "recipe"
+    title = "recipe"
 
     method: Method = Field("nominal", description="Loss to minimize")
     epochs: int = Field(200, ge=1, description="Number of passes over the training images")

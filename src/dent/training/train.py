@@ -16,7 +16,7 @@ from torch import nn
 from dent.data.dataset import Dataset
 from dent.models import build, find_class_names, load_model
 from dent.models.checkpoint import load_state, read_checkpoint
-from dent.seeds import preserve_random_state
+from dent.seeds import use_seed
 from dent.storage import lock_folder, replace_file
 from dent.training.loop import Step, Training
 from dent.training.machine import (
@@ -179,8 +179,7 @@ def make_model(
     """Return the model with random weights drawn by the recipe's seed."""
     if ":" in architecture and (mean is not None or std is not None):
         raise ValueError(f"{architecture} does its own normalization; leave mean and std out")
-    with preserve_random_state():
-        torch.manual_seed(recipe.seed)
+    with use_seed(recipe.seed):
         if ":" not in architecture:
             return build(architecture, classes=len(dataset.classes), mean=mean, std=std)
         return load_model(architecture).train()

@@ -57,34 +57,16 @@ OFFLINE: dict[str, Callable[..., AttackResult]] = {
 
 
 def denying_updates(
-    defense: Model,
-    static: Model,
-    inputs: Tensor,
-    labels: Labels,
-    *,
-    eps: Eps,
-    norm: str = "linf",
-    attacks: Sequence[str | OwnAttack] = ("apgd-ce", "apgd-margin", "apgd-t"),
-    targets: int | None = None,
-    steps: int = 100,
-    restarts: int = 1,
-    mask: Tensor | None = None,
-    seed: int = 0,
+    defense: Model, static: Model, inputs: Tensor, labels: Labels, **settings: Any
 ) -> AttackResult:
     """Run the `offline` attacks and return the strongest batch, whole (the paper's section 4.5).
 
     The adversary's optimization is complete before the defense makes an update.
 
-    static: the model without updates.
-    attacks: names of `OFFLINE`, or attacks of your own: functions, or texts "package.module:function".
-    targets: the number of classes that "apgd-t" tries, by the distance to their boundaries; three, or
-    all other classes if there are fewer, if it is None.
+    settings: those of `offline`.
     """
-    results = offline(
-        defense, static, inputs, labels, eps=eps, norm=norm, attacks=attacks, targets=targets,
-        steps=steps, restarts=restarts, mask=mask, seed=seed,
-    )  # fmt: skip
-    return pick_strongest(defense, results.values(), mask)
+    results = offline(defense, static, inputs, labels, **settings)
+    return pick_strongest(defense, results.values(), settings.get("mask"))
 
 
 def denying_most_updates(
@@ -97,11 +79,11 @@ def denying_most_updates(
     """
     check_numbers(updates=updates)
 
-    def shortened(points: Tensor) -> Tensor:
+    def predict_early(points: Tensor) -> Tensor:
         state = defense.adapt(points.detach(), steps=updates, gradient="stale")
         return defense.predict(points, state)
 
-    return denying_updates(defense, shortened, inputs, labels, **settings)
+    return denying_updates(defense, predict_early, inputs, labels, **settings)
 
 
 def offline(
@@ -123,6 +105,11 @@ def offline(
 
     Points of highest loss transfer best (Croce et al., 2022), also those of inputs that the static model
     withstands. So every input stays in the search (`joint`), although the static model may not need it.
+
+    static: the model without updates.
+    attacks: names of `OFFLINE`, or attacks of your own: functions, or texts "package.module:function".
+    targets: the number of classes that "apgd-t" tries, by the distance to their boundaries; three, or
+    all other classes if there are fewer, if it is None.
     """
     if not attacks:
         raise ValueError(f"expected one attack or more, of: {', '.join(OFFLINE)}; got none")
