@@ -52,7 +52,10 @@ def reproduce(
         list[str] | None,
         typer.Argument(help="Tables, such as table-1 or sota, or all (default: list the tables)."),
     ] = None,
-    scale: Annotated[str, typer.Option(help=f"Scale: {', '.join(scales())}.")] = "cpu",
+    scale: Annotated[
+        str,
+        typer.Option(help=f"Scale: {', '.join(scales())}; docs/paper.md has their models and times."),
+    ] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run (default: runs/paper-SCALE).")
     ] = None,
@@ -67,7 +70,9 @@ def reproduce(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="Stored results of this scale; what they have is not measured again."),
+        typer.Option(
+            help="File or folder of stored results of this scale; its evaluations are not measured again."
+        ),
     ] = None,
     mixed_precision: Annotated[
         bool,

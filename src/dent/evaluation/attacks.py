@@ -257,24 +257,24 @@ ATTACKS: dict[str, Attack] = {
             )}, _climb, "projected gradient ascent",
         ),
         _direct("apgd-ce", DIRECT["apgd-ce"], DRAW, _climb, "APGD on the cross-entropy"),
-        _direct("apgd-dlr", DIRECT["apgd-dlr"], DRAW, _climb, "APGD on the ratio of logits"),
+        _direct("apgd-dlr", DIRECT["apgd-dlr"], DRAW, _climb, "APGD on the DLR loss"),
         _direct(
             "apgd-t", DIRECT["apgd-t"], DRAW | ORDER,
             lambda f, o: o["targets"] * _count_steps(o) * f.gradient + f.asked + MOST_TARGETS,
-            "APGD toward nine classes",
+            "targeted APGD, nine classes in turn",
         ),
         _direct(
             "fab", DIRECT["fab"], CLIMB,
             # One answer gives the gradients of all classes; another says where the step led.
             lambda f, o: _count_steps(o) * (2 * f.answer + MOST_TARGETS) + f.asked,
-            "across the nearest boundary",
+            "FAB: across the nearest decision boundary",
         ),
         _direct(
             "fab-t", DIRECT["fab-t"], CLIMB | ORDER,
             lambda f, o: (
                 o["targets"] * _count_steps(o) * (f.gradient + f.answer) + f.asked + MOST_TARGETS
             ),
-            "across nine boundaries in turn",
+            "targeted FAB, across nine boundaries in turn",
         ),
         _direct(
             "square", DIRECT["square"], {"queries": (Count, 5000), "restarts": (Count, 1)},
@@ -291,14 +291,14 @@ ATTACKS: dict[str, Attack] = {
             partial(shorten_updates, attack_defense, adaptive.denying_most_updates, share=0.25),
             OFFLINE | SHARE | {"share": (Share, 0.25)},
             lambda f, o: _transfer(f, o, gradient=_count_short(f, o)),
-            "maximize the loss behind a quarter of the updates, then submit to all",
+            "attack the defense with a quarter of its updates, then submit to the full defense",
             needs=("updates", "steps"),
         ),
         _adaptive(
             "high confidence", partial(attack_static, adaptive.high_confidence),
             CLIMB | {"targets": (Count, FEW_TARGETS)},
             lambda f, o: 2 * o["targets"] * _count_steps(o) + (o["targets"] + 2) * f.answer,
-            "make the static model wrong and sure, then submit to the defense", needs_updates=False,
+            "make the static model confident of a wrong class, then submit to the defense", needs_updates=False,
             needs=("static",),
         ),
         _adaptive(
@@ -332,7 +332,7 @@ ATTACKS: dict[str, Attack] = {
         ),
         _adaptive(
             "short", partial(shorten_updates, attack_view, adaptive.short), VIEW | DRAW | SHARE,
-            _shorten, "attack a share of the updates, submit to all", needs=("updates", "steps"),
+            _shorten, "follow the gradient of a share of the updates, submit to the full defense", needs=("updates", "steps"),
         ),
         _adaptive(
             "lazy", partial(attack_view, adaptive.lazy), VIEW | EVERY, _follow,
@@ -350,7 +350,7 @@ ATTACKS: dict[str, Attack] = {
         ),
         Attack(
             "mixed", "scenario", mix, CLIMB | {"share": (Share, ...)}, _climb,
-            "a share of the batch is adversarial, and counts", least=2,
+            "attack a share of the batch, and count that share", least=2,
         ),
         Attack(
             "one among", "scenario", attack_one_among,

@@ -263,7 +263,10 @@ def list_missing_checkpoints(chosen: Sequence[PaperTable], folder: Path) -> list
     missing = [key for key in needed if find_checkpoint(folder, key) is None]
     if missing == needed:
         files = ", ".join(f"{key}.pt" for key in needed)
-        raise ValueError(f"expected a file that {names} can use in {folder}, got none of {files}")
+        raise ValueError(
+            f"expected a file that {names} can use in {folder}, got none of {files}; they come from "
+            "RobustBench's model zoo, https://github.com/RobustBench/robustbench"
+        )
     return missing
 
 

@@ -113,7 +113,7 @@ class Serving(Declared):
     title = "server"
 
     model: Name = Field(
-        "resnet20-at", description="Model, as `dent list models` names it (default: resnet20-at)"
+        "resnet20-at", description="Model, see `dent list models` (default: resnet20-at)"
     )
     defense: Annotated[str, BeforeValidator(read_defense)] = Field(
         "dent+solo",  # independent, so that clients can share batches
@@ -123,7 +123,7 @@ class Serving(Declared):
     device: Name = Field("cpu", description="Device: cpu, cuda, cuda:1 or mps (default: cpu)")
     host: Name = Field(
         "127.0.0.1",
-        description="Address to listen on; 0.0.0.0 is for other machines too (default: 127.0.0.1)",
+        description="Address to listen on; 0.0.0.0 accepts other machines (default: 127.0.0.1)",
     )
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on (default: 8000)")
     replicas: int = Field(1, ge=1, description="Number of copies of the model (default: 1)")

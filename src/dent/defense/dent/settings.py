@@ -50,7 +50,7 @@ class Settings:
     blur_lr: float = setting(0.25, "learning rate of the logarithm of Sigma")
     objective: str = setting("entropy", "objective to minimize", tuple(OBJECTIVES))
     reduction: Reduction = setting(
-        "mean", "how the objective is reduced over the batch", get_args(Reduction)
+        "mean", "reduction of the objective over the batch", get_args(Reduction)
     )
     optimizer: str = setting("adam", "optimizer of the updates", tuple(OPTIMIZERS))
     lr: float = setting(1e-3, "learning rate of Delta")
@@ -61,7 +61,9 @@ class Settings:
     momentum: float | None = setting(None, "of sgd (default: 0.9)")
     steps: int = setting(10, "number of updates per batch; 0 leaves only smoothing and statistics")
     gradient: Gradient = setting(
-        "stale", "what an attacker's gradient sees of the updates", get_args(Gradient)
+        "stale",
+        "gradient through the updates for attackers: as constants (stale) or exact (unrolled)",
+        get_args(Gradient),
     )
     continual: bool = setting(
         False, "carry the adaptation from batch to batch until reset()", (False, True)
