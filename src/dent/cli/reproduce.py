@@ -54,7 +54,7 @@ def reproduce(
     ] = None,
     scale: Annotated[
         str,
-        typer.Option(help=f"Scale: {', '.join(scales())}; docs/paper.md has their models and times."),
+        typer.Option(help=f"Scale: {', '.join(scales())}; see docs/paper.md."),
     ] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run (default: runs/paper-SCALE).")
@@ -71,7 +71,7 @@ def reproduce(
     start: Annotated[
         Path | None,
         typer.Option(
-            help="File or folder of stored results of this scale; its evaluations are not measured again."
+            help="Stored results of this scale, a file or a folder: they are not measured again."
         ),
     ] = None,
     mixed_precision: Annotated[

@@ -298,8 +298,8 @@ ATTACKS: dict[str, Attack] = {
             "high confidence", partial(attack_static, adaptive.high_confidence),
             CLIMB | {"targets": (Count, FEW_TARGETS)},
             lambda f, o: 2 * o["targets"] * _count_steps(o) + (o["targets"] + 2) * f.answer,
-            "make the static model confident of a wrong class, then submit to the defense", needs_updates=False,
-            needs=("static",),
+            "make the static model confident of a wrong class, then submit to the defense",
+            needs_updates=False, needs=("static",),
         ),
         _adaptive(
             "fpa", partial(attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),
@@ -332,7 +332,8 @@ ATTACKS: dict[str, Attack] = {
         ),
         _adaptive(
             "short", partial(shorten_updates, attack_view, adaptive.short), VIEW | DRAW | SHARE,
-            _shorten, "follow the gradient of a share of the updates, submit to the full defense", needs=("updates", "steps"),
+            _shorten, "follow the gradient of a share of the updates, submit to the full defense",
+            needs=("updates", "steps"),
         ),
         _adaptive(
             "lazy", partial(attack_view, adaptive.lazy), VIEW | EVERY, _follow,

@@ -62,7 +62,7 @@ class Settings:
     steps: int = setting(10, "number of updates per batch; 0 leaves only smoothing and statistics")
     gradient: Gradient = setting(
         "stale",
-        "gradient through the updates for attackers: as constants (stale) or exact (unrolled)",
+        "what an attacker's gradient sees of the updates: constants, or all",
         get_args(Gradient),
     )
     continual: bool = setting(
