@@ -108,9 +108,9 @@ def measure_direct(
 
 
 def store_row(file: Path, row: Row) -> None:
-    """Write a row to a file, in place of one of the same model, defense, images and updates."""
+    """Write a row to a file, in place of one that was measured with the same settings."""
     rows: list[Row] = json.loads(file.read_text()) if file.exists() else []
-    keys = ("model", "defense", "images", "updates")
+    keys = ("model", "defense", "batch_size", "images", "updates")
     rows = [one for one in rows if any(one[key] != row[key] for key in keys)]
     with replace_file(file) as opened:
         opened.write((json.dumps([*rows, row], indent=2) + "\n").encode())
@@ -164,6 +164,7 @@ def main() -> None:
                 run = partial(measure, batches={"natural": natural} | attacked)
             for defense in defenses:
                 for row in run(name, defense, numbers=given.updates, move=move):
+                    row["batch_size"] = given.batch_size
                     rows.append(row)
                     if given.json:  # row by row, so that a run that is stopped leaves what it has
                         store_row(given.json, row)

@@ -202,11 +202,11 @@ def main() -> None:
             threat, subject, images, labels = THREATS[model], None, torch.empty(0), torch.empty(0)
             entries = cells[model, text] = {}
             for at, attack in enumerate(texts):
-                move(number * len(texts) + at, len(pairs) * len(texts), f"{model}, {text}: {attack}")
                 key = f"{model}, {text}, {attack}, n={given.n}, forwards={given.forwards:g}"
                 if key not in done:
                     if given.show:
                         continue
+                    move(number * len(texts) + at, len(pairs) * len(texts), f"{model}, {text}: {attack}")
                     if subject is None:
                         images, labels = dent.load_data(threat.data, n=given.n)
                         static = threat.load()

@@ -69,6 +69,9 @@ def test_a_file_keeps_the_rows_of_other_runs(tmp_path: Path, monkeypatch: pytest
     assert both[:-1] == first
     assert both[-1]["images"] == "direct"
     assert run_updates(monkeypatch, out, "--updates", "0", "--direct") == both  # replaced, not repeated
+    more = run_updates(monkeypatch, out, "--updates", "0", "--direct", "--batch-size", "12")
+    assert more[:-1] == both
+    assert [row["batch_size"] for row in more] == [6, 6, 6, 12]
 
 
 def search(monkeypatch: pytest.MonkeyPatch, out: Path, *flags: str) -> dict[str, list[bool]]:
