@@ -329,10 +329,13 @@ def _write_table(reproductions: Sequence[Reproduction], table: PaperTable) -> st
         ]  # fmt: skip
         parts += [f"**{part.name}**", table_markdown(Table("", ("", *part.columns), groups))]
     sizes = ", ".join(map(name_size, reproductions))
-    has_worst = any(
-        number.worst for found in measured for part in found for row in part for number in row
-    )
-    parts.append(markdown_list([PUBLISHED, Note(HERE, sizes), *[WORST] * has_worst]))
+    numbers = [one for found in measured for part in found for row in part for one in row]
+    shown = {
+        PUBLISHED: any(one.number.published is not None for one in numbers),
+        Note(HERE, sizes): True,
+        WORST: any(one.worst for one in numbers),
+    }
+    parts.append(markdown_list([note for note, is_shown in shown.items() if is_shown]))
     for one in reproductions:
         notes = [note for note in list_notes(one, table) if note.text != table.note]
         parts += [f"**{name_size(one).capitalize()}**", markdown_list(notes)]
