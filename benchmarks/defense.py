@@ -28,9 +28,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import dent
-from dent.models import resnet20, resnet26_4
+from dent.models import MODELS as ARCHITECTURES
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"ResNet-20": resnet20, "ResNet-26-4": resnet26_4}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "ResNet-20": ARCHITECTURES["resnet20"].make,
+    "ResNet-26-4": ARCHITECTURES["resnet26-4"].make,
+}
 BATCH = 128
 CHUNK = 64
 # Targets at ten steps, as a share of 2k + 1.

@@ -22,11 +22,11 @@ from dent.models import (
     MODELS,
     Normalized,
     PerImageNormalized,
+    PreActResNet18,
     WideResNet,
     build,
     list_models,
     load_model,
-    preact_resnet18,
     resnet20,
 )
 from dent.models import external as external_room
@@ -116,7 +116,7 @@ PUBLISHED = {  # as their papers, RobustBench and torchvision have them
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters(name: str) -> None:
     with torch.device("meta"):
-        net = MODELS[name].make(MODELS[name].classes)
+        net = MODELS[name].make(classes=MODELS[name].classes)
     assert count(net) == BY_HAND[name] == PUBLISHED.get(name, BY_HAND[name])
     rows = {row["name"]: row for row in list_models()}
     assert rows[name]["parameters"] == BY_HAND[name]
@@ -126,7 +126,7 @@ def test_parameters(name: str) -> None:
 def test_depth(name: str) -> None:
     """The number in a name: convolutions in a row and the final layer; WRN's counts all convolutions."""
     with torch.device("meta"):
-        net = MODELS[name].make(10)
+        net = MODELS[name].make(classes=10)
     convs = [part for part, module in net.named_modules() if isinstance(module, nn.Conv2d)]
     in_a_row = [part for part in convs if not re.search("shortcut|convShortcut|downsample", part)]
     depth = int(re.search(r"\d+", name)[0])  # type: ignore[index]
@@ -556,12 +556,12 @@ def test_external_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_half_precision_checkpoint_becomes_the_network_s() -> None:
-    net = preact_resnet18()
+    net = PreActResNet18()
     half = {
         key: value.half() if value.is_floating_point() else value
         for key, value in net.state_dict().items()
     }
-    assert next(make_network(preact_resnet18, half, source="x").parameters()).dtype == torch.float32
+    assert next(make_network(PreActResNet18, half, source="x").parameters()).dtype == torch.float32
 
 
 def test_the_package_that_a_library_lacks_is_named(

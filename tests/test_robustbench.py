@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dent.models import ROBUSTBENCH, ResNet50, WideResNet, list_models, load_model, resnet18
+from dent.models import MODELS, ROBUSTBENCH, ResNet50, WideResNet, list_models, load_model
 from dent.models.robustbench import resolve_id
 
 State = dict[str, Tensor]
@@ -190,7 +190,7 @@ def test_keys_are_the_same_both_ways(key: str) -> None:
 
 def test_resnet18() -> None:
     theirs = as_if_trained(source("resnet").ResNet18())
-    ours = resnet18().eval()
+    ours = MODELS["resnet18"].make().eval()
     ours.load_state_dict(theirs.state_dict())
     inputs = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(ours(inputs), theirs(inputs), rtol=1e-4, atol=1e-4)

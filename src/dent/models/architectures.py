@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,48 +18,52 @@ from dent.models.normalization import (
     Pair,
     Values,
 )
-from dent.models.preact import preact_resnet18, preact_resnet18_bn, wrn_28_4, wrn_28_10, wrn_34_10
-from dent.models.resnet import (
-    resnet18,
-    resnet20,
-    resnet26_4,
-    resnet32,
-    resnet32_10,
-    resnet50,
-    resnet56,
-)  # fmt: skip
+from dent.models.preact import PreActResNet18, WideResNet
+from dent.models.resnet import CifarResNet, ResNet50, resnet20
 from dent.names import lookup
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network without weights: the function that makes it, and its defaults."""
+    """A network without weights: what makes it from `classes`, and its defaults."""
 
-    make: Callable[[int], nn.Module]
+    make: Callable[..., nn.Module]
     summary: str
     classes: int = 10
     mean: Sequence[float] = CIFAR_MEAN
     std: Sequence[float] = CIFAR_STD
 
 
+# Of the paper and of RobustBench; for images of 32 x 32 pixels unless the summary says otherwise.
 MODELS: dict[str, Architecture] = {
     "resnet20": Architecture(resnet20, "ResNet-20 for 32 x 32 images (He et al., 2016)"),
-    "resnet32": Architecture(resnet32, "ResNet-32 for 32 x 32 images (He et al., 2016)"),
-    "resnet56": Architecture(resnet56, "ResNet-56 for 32 x 32 images (He et al., 2016)"),
-    "resnet26-4": Architecture(resnet26_4, "ResNet-26-4, the network of the paper's ablations"),
-    "resnet32-10": Architecture(resnet32_10, "ResNet-32-10, the paper's larger network"),
-    "resnet18": Architecture(resnet18, "ResNet-18 for 32 x 32 images, as on RobustBench"),
+    "resnet32": Architecture(
+        partial(CifarResNet, 5, projection=False), "ResNet-32 for 32 x 32 images (He et al., 2016)"
+    ),
+    "resnet56": Architecture(
+        partial(CifarResNet, 9, projection=False), "ResNet-56 for 32 x 32 images (He et al., 2016)"
+    ),
+    "resnet26-4": Architecture(
+        partial(CifarResNet, 4, width=4), "ResNet-26-4, the network of the paper's ablations"
+    ),
+    "resnet32-10": Architecture(
+        partial(CifarResNet, 5, width=10), "ResNet-32-10, the paper's larger network"
+    ),
+    "resnet18": Architecture(
+        partial(CifarResNet, 2, stem=64, stages=4), "ResNet-18 for 32 x 32 images, as on RobustBench"
+    ),
     "preact-resnet18": Architecture(
-        preact_resnet18, "PreActResNet-18, as on RobustBench (Wong et al., 2020)"
+        PreActResNet18, "PreActResNet-18, as on RobustBench (Wong et al., 2020)"
     ),
     "preact-resnet18-bn": Architecture(
-        preact_resnet18_bn, "PreActResNet-18, normalized before the final layer (Rice et al., 2020)"
+        partial(PreActResNet18, final_norm=True, normalized_shortcut=True),
+        "PreActResNet-18, normalized before the final layer (Rice et al., 2020)",
     ),
-    "wrn-28-4": Architecture(wrn_28_4, "WRN-28-4 (Zagoruyko and Komodakis, 2016)"),
-    "wrn-28-10": Architecture(wrn_28_10, "WRN-28-10 (Zagoruyko and Komodakis, 2016)"),
-    "wrn-34-10": Architecture(wrn_34_10, "WRN-34-10 (Zagoruyko and Komodakis, 2016)"),
+    "wrn-28-4": Architecture(partial(WideResNet, 28, 4), "WRN-28-4 (Zagoruyko and Komodakis, 2016)"),
+    "wrn-28-10": Architecture(partial(WideResNet, 28, 10), "WRN-28-10 (Zagoruyko and Komodakis, 2016)"),
+    "wrn-34-10": Architecture(partial(WideResNet, 34, 10), "WRN-34-10 (Zagoruyko and Komodakis, 2016)"),
     "resnet50": Architecture(
-        resnet50, "ResNet-50 for ImageNet, as in torchvision", 1000, IMAGENET_MEAN, IMAGENET_STD
+        ResNet50, "ResNet-50 for ImageNet, as in torchvision", 1000, IMAGENET_MEAN, IMAGENET_STD
     ),
 }
 
@@ -83,7 +88,7 @@ def build(
     mean, std = check_pair(mean, std) or (entry.mean, entry.std)
     classes = entry.classes if classes is None else classes
     check_classes(classes)
-    return Normalized(entry.make(classes), mean, std)
+    return Normalized(entry.make(classes=classes), mean, std)
 
 
 def check_classes(classes: int) -> None:

@@ -66,16 +66,6 @@ def _stack_blocks(channels: int, out: int, stride: int, normalized_shortcut: boo
     return nn.Sequential(first, _PreActBlock(out, out, 1, normalized_shortcut))
 
 
-def preact_resnet18(classes: int = 10) -> PreActResNet18:
-    """PreActResNet-18 of Wong et al. (2020): 11.2 million parameters."""
-    return PreActResNet18(classes=classes)
-
-
-def preact_resnet18_bn(classes: int = 10) -> PreActResNet18:
-    """PreActResNet-18 of Rice et al. (2020), with a normalization before the final layer."""
-    return PreActResNet18(classes=classes, final_norm=True, normalized_shortcut=True)
-
-
 class WideResNet(nn.Module):
     """WRN-depth-width (Zagoruyko and Komodakis, 2016): a stem and three stages of blocks.
 
@@ -129,18 +119,3 @@ def _stack_wide_blocks(channels: int, out: int, stride: int, blocks: int) -> nn.
     first = _WideBlock(channels, out, stride)
     layer = nn.Sequential(first, *(_WideBlock(out, out, 1) for _ in range(blocks - 1)))
     return nn.Sequential(OrderedDict(layer=layer))  # keys: block1.layer.0.conv1.weight
-
-
-def wrn_28_4(classes: int = 10) -> WideResNet:
-    """WRN-28-4: 5.8 million parameters."""
-    return WideResNet(28, 4, classes=classes)
-
-
-def wrn_28_10(classes: int = 10) -> WideResNet:
-    """WRN-28-10: 36.5 million parameters."""
-    return WideResNet(28, 10, classes=classes)
-
-
-def wrn_34_10(classes: int = 10) -> WideResNet:
-    """WRN-34-10: 46.2 million parameters."""
-    return WideResNet(34, 10, classes=classes)

@@ -96,43 +96,6 @@ def resnet20(classes: int = 10) -> CifarResNet:
     return CifarResNet(3, classes=classes, projection=False)
 
 
-def resnet32(classes: int = 10) -> CifarResNet:
-    """ResNet-32: 0.46 million parameters.
-
-    >>> sum(p.numel() for p in resnet32().parameters())
-    464154
-    """
-    return CifarResNet(5, classes=classes, projection=False)
-
-
-def resnet56(classes: int = 10) -> CifarResNet:
-    """ResNet-56: 0.85 million parameters.
-
-    >>> sum(p.numel() for p in resnet56().parameters())
-    853018
-    """
-    return CifarResNet(9, classes=classes, projection=False)
-
-
-def resnet26_4(classes: int = 10) -> CifarResNet:
-    """ResNet-26-4, the network of the paper's ablations: 5.8 million parameters.
-
-    >>> sum(p.numel() for p in resnet26_4().parameters())
-    5849946
-    """
-    return CifarResNet(4, width=4, classes=classes)
-
-
-def resnet32_10(classes: int = 10) -> CifarResNet:
-    """ResNet-32-10, the paper's larger network: 46 million parameters."""
-    return CifarResNet(5, width=10, classes=classes)
-
-
-def resnet18(classes: int = 10) -> CifarResNet:
-    """ResNet-18 for 32 x 32 images, as on RobustBench: 11.2 million parameters."""
-    return CifarResNet(2, stem=64, stages=4, classes=classes)
-
-
 class ResNet50(nn.Module):
     """A 7x7 stem with pooling and four stages of 3, 4, 6 and 3 bottlenecks, with torchvision's keys.
 
@@ -184,8 +147,3 @@ class _Bottleneck(nn.Module):
 def _stack_bottlenecks(channels: int, width: int, stride: int, blocks: int) -> nn.Sequential:
     first = _Bottleneck(channels, width, stride)
     return nn.Sequential(first, *(_Bottleneck(4 * width, width, 1) for _ in range(blocks - 1)))
-
-
-def resnet50(classes: int = 1000) -> ResNet50:
-    """ResNet-50 for ImageNet: 25.6 million parameters."""
-    return ResNet50(classes=classes)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from dent.intervals import wilson
+from dent.models.architectures import MODELS
 from dent.models.checkpoint import find_state, make_network, read_checkpoint, split_normalization
 from dent.models.normalization import (
     CIFAR_MEAN,
@@ -27,7 +28,7 @@ from dent.models.normalization import (
     Normalized,
     PerImageNormalized,
 )
-from dent.models.preact import WideResNet, preact_resnet18, preact_resnet18_bn
+from dent.models.preact import PreActResNet18, WideResNet
 from dent.models.resnet import ResNet50
 from dent.names import lookup
 from dent.storage import find_home
@@ -63,11 +64,11 @@ ROBUSTBENCH: dict[str, RobustModel] = {
     "cifar10/Linf/Wang2020Improving": RobustModel("WRN-28-10", _TWICE, "8/255", 87.50, 56.29),
     "cifar10/Linf/Hendrycks2019Using": RobustModel("WRN-28-10", _WRN, "8/255", 87.11, 54.92, _TO_ONE),
     "cifar10/Linf/Wong2020Fast": RobustModel(
-        "PreActResNet-18", preact_resnet18, "8/255", 83.34, 43.21, _CIFAR
+        "PreActResNet-18", PreActResNet18, "8/255", 83.34, 43.21, _CIFAR
     ),
     "cifar10/Linf/Ding2020MMA": RobustModel("WRN-28-4", _MMA, "8/255", 84.36, 41.44, per_image=True),
     "cifar10/L2/Rice2020Overfitting": RobustModel(
-        "PreActResNet-18", preact_resnet18_bn, "0.5", 88.67, 67.68, _CIFAR
+        "PreActResNet-18", MODELS["preact-resnet18-bn"].make, "0.5", 88.67, 67.68, _CIFAR
     ),
     "cifar10/L2/Rony2019Decoupling": RobustModel("WRN-28-10", _WRN, "0.5", 89.05, 66.44, _RONY),
     "cifar10/L2/Ding2020MMA": RobustModel("WRN-28-4", _MMA, "0.5", 88.02, 66.09, per_image=True),

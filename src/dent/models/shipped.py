@@ -61,7 +61,7 @@ def load_shipped(
             f"the weights of {name} are not those of its card: expected sha256 {card.sha256}, got"
             f" {digest}; install dent again"
         )
-    make = partial(lookup("architecture", card.architecture, MODELS).make, card.classes)
+    make = partial(lookup("architecture", card.architecture, MODELS).make, classes=card.classes)
     source = f"{name}.pt"
     stored = read_checkpoint(io.BytesIO(content), source=source)
     state, _ = split_normalization(find_state(stored, source=source))

@@ -135,7 +135,7 @@ def list_models() -> list[dict[str, Any]]:
     """
     rows = []
     for name, card in read_cards().items():
-        make = partial(lookup("architecture", card.architecture, MODELS).make, card.classes)
+        make = partial(lookup("architecture", card.architecture, MODELS).make, classes=card.classes)
         rows.append(
             _make_row(name, card.summary, card.architecture, count_parameters(make), "ships with dent")
             | {"accuracies": card.accuracies}
@@ -151,7 +151,7 @@ def list_models() -> list[dict[str, Any]]:
             | {"norm": threat.lower(), "eps": entry.eps, "accuracies": list_accuracies(entry)}
         )
     for name, architecture in MODELS.items():
-        count = count_parameters(partial(architecture.make, architecture.classes))
+        count = count_parameters(partial(architecture.make, classes=architecture.classes))
         rows.append(_make_row(name, architecture.summary, name, count, "weights or training"))
     forms = {
         "timm:NAME": ("a model of timm", "dent-defense[timm]"),
@@ -222,7 +222,7 @@ def _load_content(
     entry = lookup("architecture", name, MODELS)
     classes = about.get("classes", entry.classes if classes is None else classes)
     own = check_pair(about.get("mean"), about.get("std"))
-    net = make_network(partial(entry.make, classes), state, source=source, device=device)
+    net = make_network(partial(entry.make, classes=classes), state, source=source, device=device)
     model = Normalized(net, *(given or own or stored or (entry.mean, entry.std)))
     model.class_names = tuple(about["labels"]) if about.get("labels") else None
     return model.to(device).eval()
