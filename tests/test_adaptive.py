@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Generic
@@ -162,7 +161,7 @@ def test_the_gradients_of_dent(settings: dict[str, Any]) -> None:
 
 def test_averages_of_an_unrolled_defense_take_its_states_as_constants() -> None:
     stale, inputs, labels = make_dent()
-    unrolled = dent.Dent(stale.model, replace(stale.settings, gradient="unrolled"))
+    unrolled = dent.Dent(stale.model, stale.settings.replace(gradient="unrolled"))
     for view in (Averaged, Lazy):
         gradients = [
             compute_view_gradient(one, view(one, 3), inputs, labels) for one in (stale, unrolled)

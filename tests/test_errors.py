@@ -42,19 +42,19 @@ def model() -> nn.Module:
         ("dent", {"optimizer": "lion"}, "optimizer: expected one of adam, adamod, sgd"),
         ("dent", {"reduction": "none"}, "reduction: expected one of mean, sum"),
         ("dent", {"gradient": "bpda"}, "gradient: expected one of stale, unrolled"),
-        ("dent", {"continual": "yes"}, "continual: expected one of False, True, got 'yes'"),
+        ("dent", {"continual": "yes"}, "continual: expected true or false, got 'yes'"),
         ("dent", {"steps": -1}, "steps: expected an integer >= 0, got -1"),
         ("dent", {"steps": 1.5}, "steps: expected an integer >= 0, got 1.5"),
         ("dent", {"lr": 0}, "lr: expected a number > 0, got 0"),
         ("dent", {"sigma": float("nan")}, "sigma: expected a number > 0, got nan"),
-        ("dent", {"blur_lr": "fast"}, "blur_lr: expected a number > 0"),
+        ("dent", {"blur_lr": "fast"}, "blur_lr: expected a number such as 0.5 or 8/255, got 'fast'"),
         ("dent", {"betas": (0.9, 1.0)}, r"betas: expected two numbers in \[0, 1\)"),
         ("dent", {"beta3": 0.5}, "beta3: applies to adamod, not to adam"),
         ("dent", {"momentum": 0.5}, "momentum: applies to sgd, not to adam"),
         ("static", {"steps": 3}, "steps: 3 updates of nothing"),
         ("dent+", {"continual": True}, "continual: sample-wise parameters belong to their inputs"),
         ("dent", {"predict": "before"}, "predict: before needs continual=True"),
-        ("dent", {"steps": -1, "lr": -1.0}, "2 wrong settings:\n  lr: .*\n  steps: .*"),
+        ("dent", {"steps": -1, "lr": -1.0}, "2 wrong settings of the defense:\n  lr: .*\n  steps: .*"),
     ],
 )
 def test_wrong_settings(model: nn.Module, preset: str, settings: dict[str, Any], message: str) -> None:
@@ -63,7 +63,9 @@ def test_wrong_settings(model: nn.Module, preset: str, settings: dict[str, Any],
 
 
 def test_unknown_settings_are_named_with_the_nearest(model: nn.Module) -> None:
-    with pytest.raises(TypeError, match="unknown settings: step, color; did you mean 'steps'"):
+    with pytest.raises(
+        TypeError, match="unknown settings of the defense: step, color; did you mean 'steps'"
+    ):
         dent.defend(model, "dent", step=3, color="red")
 
 

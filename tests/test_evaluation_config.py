@@ -83,7 +83,10 @@ def test_one_way_to_write_a_defense(asked: str | dict[str, Any], text: str) -> N
     [
         ("dentt", "unknown defense 'dentt'; did you mean 'dent'"),
         ("", "unknown defense ''"),
-        ("dent:step=3,lrr=1", "unknown settings: step, lrr; did you mean 'steps' or 'lr'"),
+        (
+            "dent:step=3,lrr=1",
+            "unknown settings of the defense: step, lrr; did you mean 'steps' or 'lr'",
+        ),
         ("dent:steps", "expected a text such as dent"),
         ("dent:steps=3,steps=4", "got steps twice"),
         ("dent:steps=-1,lr=x", r"(?s)2 wrong settings.*lr: .* got 'x'.*steps: .* got -1"),

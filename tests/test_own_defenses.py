@@ -69,7 +69,7 @@ def test_every_defense_of_the_list_is_evaluated_with_all_attacks_that_suit_it(te
     # By the whole call, backward passes too; only what comes before the adapted layers is cheaper.
     assert cell.cost is not None
     assert cell.cost.times_flops is not None
-    most = DEFENSES[text.partition(":")[0]].settings.replace(**_options(text)).forwards  # type: ignore[union-attr]
+    most = DEFENSES[text.partition(":")[0]].settings.replace(**_options(text)).forwards
     assert 0.4 * most <= cell.cost.times_flops <= 1.2 * most
 
 

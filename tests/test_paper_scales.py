@@ -37,7 +37,7 @@ ASK = Ask("madry-26-4", "dent:statistics=test,steps=10", "linf", 8 / 255, "autoa
 
 def settings(defense: str) -> Settings:
     preset, overrides = parse_text(defense, "dent")
-    return replace(PRESETS[preset], **overrides)
+    return PRESETS[preset].replace(**overrides)
 
 
 def works(table: str, scale: Scale) -> set[Work]:

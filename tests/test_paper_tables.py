@@ -86,7 +86,7 @@ def ours(table: PaperTable) -> list[tuple[PublishedNumber, ...]]:
 
 def settings(ask: Ask) -> Settings:
     preset, overrides = parse_text(ask.defense, "dent")
-    return replace(PRESETS[preset], **overrides)
+    return PRESETS[preset].replace(**overrides)
 
 
 # Beside the paper's source
@@ -339,7 +339,7 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*ROW, "attack"), "auto", "rows.one: attack: expected one of autoattack, .*, got 'auto'"),
     ((*ROW, "measure"), "apgd-cee", "rows.one: measure: unknown attack 'apgd-cee'; did you mean"),
     ((*ROW, "batch_size"), 0, "rows.one: batch_size: expected an integer >= 1, got 0"),
-    ((*COLUMN, "settings"), {"step": 1}, "rows.one, column 5: unknown settings: step"),
+    ((*COLUMN, "settings"), {"step": 1}, "rows.one, column 5: unknown settings of the defense: step"),
     ((*COLUMN, "defense"), "dentt", "rows.one, column 5: unknown defense 'dentt'"),
     ((*COLUMN, "name"), "0", "parts.dent.columns: expected names of their own, got '0' 2 times"),
 ]

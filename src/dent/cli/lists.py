@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -41,7 +41,7 @@ def list_(
     """List defenses, settings of dent, models, data, recipes, suites or attacks by name."""
     tables: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
         Listing.defenses: _list_defenses,
-        Listing.settings: lambda: _describe_settings(Settings),
+        Listing.settings: _describe_settings,
         Listing.models: list_models,
         Listing.data: lambda: [{"data": name, "what it is": note} for name, note in DATA.items()],
         Listing.recipes: _list_recipes,
@@ -110,13 +110,19 @@ def _list_recipes() -> list[dict[str, Any]]:
     ]
 
 
-def _describe_settings(settings: Any) -> list[dict[str, Any]]:
+def _describe_settings() -> list[dict[str, Any]]:
     return [
         {
-            "setting": setting.name,
-            "default": setting.default,
-            "values": list(setting.metadata["choices"] or []),
-            "what it is": setting.metadata["doc"],
+            "setting": name,
+            "default": field.default,
+            "values": _list_choices(field.annotation),
+            "what it is": field.description,
         }
-        for setting in fields(settings)
+        for name, field in Settings.model_fields.items()
     ]
+
+
+def _list_choices(annotation: Any) -> list[Any]:
+    if annotation is bool:
+        return [False, True]
+    return list(get_args(annotation)) if get_origin(annotation) is Literal else []

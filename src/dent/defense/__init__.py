@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 from torch import nn
 
-from dent.defense.catalog import DEFENSES, make_defense_settings, replace_settings
+from dent.defense.catalog import DEFENSES, make_defense_settings
 from dent.defense.defended import Adaptation, Defended, Method
 from dent.defense.dent.checks import Layers, LowDiversityWarning
 from dent.defense.dent.method import Dent
@@ -115,7 +115,7 @@ def defend(
     """
     name = "custom"
     if isinstance(defense, (Settings, Method)):
-        made = replace_settings(defense, **settings)
+        made = defense.replace(**settings)
     else:
         name, replaced = parse_defense(defense)
         made = make_defense_settings(name, **(replaced | settings))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from dent.defense.anti_adversary import AntiAdversary
@@ -17,7 +16,7 @@ from dent.defense.medbn import MedBn
 from dent.defense.memo import Memo
 from dent.defense.sar import Sar
 from dent.defense.views import Crops, Views
-from dent.names import check_known, lookup
+from dent.names import lookup
 
 
 class Entry(NamedTuple):
@@ -85,12 +84,4 @@ def make_defense_settings(name: str, **overrides: Any) -> Settings | Method:
     >>> make_defense_settings("hedge", steps=3).steps
     3
     """
-    return replace_settings(lookup("defense", name, DEFENSES).settings, **overrides)
-
-
-def replace_settings(settings: Settings | Method, **overrides: Any) -> Settings | Method:
-    """Return the settings with some of them replaced, checked as a whole."""
-    if isinstance(settings, Method):
-        return settings.replace(**overrides)
-    check_known("settings", overrides, [one.name for one in fields(Settings)])
-    return replace(settings, **overrides)
+    return lookup("defense", name, DEFENSES).settings.replace(**overrides)

@@ -2,76 +2,92 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self
 
-from dent.declared import raise_faults
-from dent.defense.dent.descent import OBJECTIVES, OPTIMIZERS
+from pydantic import BeforeValidator, Field, model_validator
+
+from dent.declared import Declared, Number, raise_faults
 
 Per = Literal["batch", "sample"]
 Affine = Literal["off", "batch", "sample"]
 Blur = Literal["off", "static", "dynamic"]
 Covariance = Literal["spherical", "diagonal", "full"]
+Objective = Literal["entropy", "information-maximization"]
 Reduction = Literal["mean", "sum"]
+Optimizer = Literal["adam", "adamod", "sgd"]
 Gradient = Literal["stale", "unrolled"]
 Predict = Literal["after", "before"]
 
 
-def setting(default: Any, doc: str, choices: Any = None) -> Any:
-    """Declare a field of `Settings`: its default, a line that describes it, and its choices if any."""
-    return field(default=default, metadata={"doc": doc, "choices": choices})
+def _check_statistics(value: Any) -> Any:
+    if value not in ("train", "test") and not (_is_number(value) and 0 <= value <= 1):
+        raise ValueError(f"expected train, test or a weight in [0, 1], got {value!r}")
+    return value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+def _check_betas(value: Any) -> Any:
+    numbers = value if isinstance(value, tuple) else ()
+    is_pair = len(numbers) == 2 and all(_is_number(one) and 0 <= one < 1 for one in numbers)
+    if value is not None and not is_pair:
+        raise ValueError(f"expected two numbers in [0, 1), got {value!r}")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class Settings(Declared):
     """Everything that defines a defense. `dent list settings` prints the fields.
 
     >>> Settings(steps=-1, affine="layer")
     Traceback (most recent call last):
     ...
-    dent.declared.SettingsError: 2 wrong settings:
+    dent.declared.SettingsError: 2 wrong settings of the defense:
       affine: expected one of off, batch, sample, got 'layer'
       steps: expected an integer >= 0, got -1
     """
 
-    affine: Affine = setting(
+    title = "defense"
+    affine: Affine = Field(
         "batch",
-        "Delta, for the scale and shift of the normalization layers: one per batch or sample",
-        get_args(Affine),
+        description="Delta, for scales and shifts of normalization layers: one per batch or sample",
     )
-    statistics: Literal["train", "test"] | float = setting(
-        "train", "BatchNorm statistics: train, test, or the weight of test in [0, 1]"
+    statistics: Annotated[Literal["train", "test"] | float, BeforeValidator(_check_statistics)] = Field(
+        "train", description="BatchNorm statistics: train, test, or the weight of test in [0, 1]"
     )
-    blur: Blur = setting("off", "Gaussian smoothing of the input with covariance Sigma", get_args(Blur))
-    sigma: float = setting(0.7, "initial standard deviation of the smoothing, in pixels")
-    covariance: Covariance = setting("spherical", "shape of Sigma", get_args(Covariance))
-    blur_per: Per = setting("batch", "one dynamic Sigma per batch or sample", get_args(Per))
-    blur_lr: float = setting(0.25, "learning rate of the logarithm of Sigma")
-    objective: str = setting("entropy", "objective to minimize", tuple(OBJECTIVES))
-    reduction: Reduction = setting(
-        "mean", "reduction of the objective over the batch", get_args(Reduction)
+    blur: Blur = Field("off", description="Gaussian smoothing of the input with covariance Sigma")
+    sigma: Number = Field(
+        0.7, description="initial standard deviation of the smoothing, in pixels", gt=0,
+        allow_inf_nan=False,
+    )  # fmt: skip
+    covariance: Covariance = Field("spherical", description="shape of Sigma")
+    blur_per: Per = Field("batch", description="one dynamic Sigma per batch or sample")
+    blur_lr: Number = Field(
+        0.25, description="learning rate of the logarithm of Sigma", gt=0, allow_inf_nan=False
     )
-    optimizer: str = setting("adam", "optimizer of the updates", tuple(OPTIMIZERS))
-    lr: float = setting(1e-3, "learning rate of Delta")
-    betas: tuple[float, float] | None = setting(
-        None, "of adam (default: 0.9, 0.999) and adamod (default: 0.99, 0.999)"
+    objective: Objective = Field("entropy", description="objective to minimize")
+    reduction: Reduction = Field("mean", description="reduction of the objective over the batch")
+    optimizer: Optimizer = Field("adam", description="optimizer of the updates")
+    lr: Number = Field(1e-3, description="learning rate of Delta", gt=0, allow_inf_nan=False)
+    betas: Annotated[tuple[float, float] | None, BeforeValidator(_check_betas)] = Field(
+        None, description="of adam (default: 0.9, 0.999) and adamod (default: 0.99, 0.999)"
     )
-    beta3: float | None = setting(None, "of adamod (default: 0.6)")
-    momentum: float | None = setting(None, "of sgd (default: 0.9)")
-    steps: int = setting(10, "number of updates per batch; 0 leaves only smoothing and statistics")
-    gradient: Gradient = setting(
-        "stale",
-        "what an attacker's gradient sees of the updates: constants, or all",
-        get_args(Gradient),
+    beta3: Number | None = Field(None, description="of adamod (default: 0.6)", ge=0, lt=1)
+    momentum: Number | None = Field(None, description="of sgd (default: 0.9)", ge=0, lt=1)
+    steps: int = Field(
+        10, description="number of updates per batch; 0 leaves only smoothing and statistics", ge=0
     )
-    continual: bool = setting(
-        False, "carry the adaptation from batch to batch until reset()", (False, True)
+    gradient: Gradient = Field(
+        "stale", description="what an attacker's gradient sees of the updates: constants, or all"
     )
-    predict: Predict = setting("after", "predict after or before the updates", get_args(Predict))
+    continual: bool = Field(False, description="carry the adaptation from batch to batch until reset()")
+    predict: Predict = Field("after", description="predict after or before the updates")
 
-    def __post_init__(self) -> None:
-        raise_faults(self._faults())
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        raise_faults(self._optimizer_faults() + self._contradictions())
+        return self
 
     @property
     def test_share(self) -> float:
@@ -114,38 +130,13 @@ class Settings:
         options = {"betas": self.betas, "beta3": self.beta3, "momentum": self.momentum}
         return {name: value for name, value in options.items() if value is not None}
 
-    def _faults(self) -> list[str]:
-        faults, share = [], self.statistics
-        for one in fields(self):
-            choices, value = one.metadata["choices"], getattr(self, one.name)
-            if choices and value not in choices:
-                faults.append(
-                    f"{one.name}: expected one of {', '.join(map(str, choices))}, got {value!r}"
-                )
-        if share not in ("train", "test") and not (_is_number(share) and 0 <= float(share) <= 1):
-            faults.append(f"statistics: expected train, test or a weight in [0, 1], got {share!r}")
-        for name in ("sigma", "blur_lr", "lr"):
-            value = getattr(self, name)
-            if not (_is_number(value) and 0 < value < math.inf):
-                faults.append(f"{name}: expected a number > 0, got {value!r}")
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 0:
-            faults.append(f"steps: expected an integer >= 0, got {self.steps!r}")
-        return faults or self._optimizer_faults() + self._contradictions()
-
     def _optimizer_faults(self) -> list[str]:
         applies = {"betas": ("adam", "adamod"), "beta3": ("adamod",), "momentum": ("sgd",)}
-        faults = []
-        for name, value in self.optimizer_options().items():
-            numbers = value if isinstance(value, tuple) else (value,)
-            if self.optimizer not in applies[name]:
-                whose = " and ".join(applies[name])
-                faults.append(f"{name}: applies to {whose}, not to {self.optimizer}; leave it out")
-            elif len(numbers) != (2 if name == "betas" else 1) or not all(
-                _is_number(number) and 0 <= number < 1 for number in numbers
-            ):
-                what = "two numbers" if name == "betas" else "a number"
-                faults.append(f"{name}: expected {what} in [0, 1), got {value!r}")
-        return faults
+        return [
+            f"{name}: applies to {' and '.join(applies[name])}, not to {self.optimizer}; leave it out"
+            for name in self.optimizer_options()
+            if self.optimizer not in applies[name]
+        ]
 
     def _contradictions(self) -> list[str]:
         faults = []
@@ -163,10 +154,6 @@ class Settings:
         if self.predict == "before" and not self.continual:
             faults.append("predict: before needs continual=True, else the updates would change nothing")
         return faults
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 PRESETS: dict[str, Settings] = {
