@@ -10,6 +10,8 @@ from ipaddress import IPv6Address, ip_address
 from socket import create_connection
 from typing import Any
 
+from dent.texts import join_lines
+
 OBJECT_STORE = 200 * 2**20  # bytes
 # Ray listens on this machine only, as it does by default on macOS and Windows. Without this, all of its
 # ports are open to the network on Linux.
@@ -147,7 +149,7 @@ def _join(ray: Any, address: str) -> None:
             create_connection((host.strip("[]"), int(port)), timeout=10).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
-        said = " ".join(str(error).split())
+        said = join_lines(error)
         raise ConnectionError(
             f"expected a cluster of Ray at {address}, got {said}; start one with: ray start --head. If "
             "it is there and asks for a token, set RAY_AUTH_MODE=token"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from dent.names import check_known
-from dent.texts import read_number
+from dent.texts import join_lines, read_number
 
 # A float that may also be written as text: "0.5", "8/255".
 Number = Annotated[float, BeforeValidator(read_number)]
@@ -84,7 +84,7 @@ def list_faults(
             faults += [": ".join(filter(None, [place, fault])) for fault in cause.faults]
             continue
         if cause is not None:  # raised by a validator of one setting
-            faults.append(": ".join(filter(None, [place, " ".join(str(cause).split())])))
+            faults.append(": ".join(filter(None, [place, join_lines(cause)])))
             continue
         field = model.model_fields.get(str(one["loc"][0])) if one["loc"] else None
         expected = one["msg"].removeprefix("Input should be ").removeprefix("a valid ")

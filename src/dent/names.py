@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dent.texts import join_lines
+
 T = TypeVar("T")
 
 
@@ -104,7 +106,7 @@ def import_function(spec: str) -> Callable[..., Any]:
             with _search_in(here):
                 return found(*args, **kwargs)
         except Exception as error:
-            said = " ".join(str(error).split())
+            said = join_lines(error)
             raise FunctionError(f"{spec} raised {type(error).__name__}: {said}") from error
 
     return update_wrapper(call, found, updated=())

@@ -51,6 +51,15 @@ def read_number(value: Any) -> Any:
         raise ValueError(f"expected a number such as 0.5 or 8/255, got {value!r}") from error
 
 
+def join_lines(text: object) -> str:
+    r"""Return a text, or the message of an error, on one line.
+
+    >>> join_lines(ValueError("no such\n  file"))
+    'no such file'
+    """
+    return " ".join(str(text).split())
+
+
 def format_text(name: str, settings: Mapping[str, str]) -> str:
     """Return the text of a name and its settings, in alphabetical order.
 

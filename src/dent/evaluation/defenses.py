@@ -17,6 +17,7 @@ from dent.defense.own import check_made, import_defense, is_import_path
 from dent.defense.text import format_defense
 from dent.evaluation.digests import describe, digest_model, digest_object, name_of
 from dent.names import accepts, import_function
+from dent.texts import join_lines
 
 DYNAMIC = "dynamic"  # the row of a model that adapts inside of its forward pass
 PARTS = ("start", "steps", "gradient")  # optional arguments of adapt()
@@ -171,7 +172,7 @@ def find_parts(defense: Any, inputs: Tensor) -> dict[str, str]:
             with torch.enable_grad():
                 defense.adapt(inputs.detach().clone().requires_grad_(), gradient="unrolled")
         except Exception as error:
-            message = " ".join(str(error).split()) or type(error).__name__
+            message = join_lines(error) or type(error).__name__
             lacks["unrolled"] = f"adapt() of the defense refuses gradient='unrolled' ({message[:100]})"
     return lacks
 

@@ -46,6 +46,7 @@ from dent.names import lookup
 from dent.precision import search_in_bfloat16
 from dent.seeds import use_seed
 from dent.storage import replace_file
+from dent.texts import join_lines
 
 SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
 ROUNDS = 3  # number of timed forwards
@@ -78,7 +79,7 @@ def execute_task(task: Task, sources: Sources) -> UnitResult:
     except InvalidPointsError:
         raise
     except Exception as error:
-        message = " ".join(str(error).split()) or "no message"
+        message = join_lines(error) or "no message"
         return UnitResult(task.unit, error=f"{type(error).__name__}: {message}")
     return UnitResult(task.unit, outcome, took={"seconds": time.perf_counter() - started, **took})
 

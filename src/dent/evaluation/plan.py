@@ -33,6 +33,7 @@ from dent.evaluation.suites import (
 )
 from dent.precision import refuse_slow_bfloat16
 from dent.testing import refuse_broken_promises
+from dent.texts import join_lines
 
 WHOLE = -1  # the batch of a unit that takes all points at once
 FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
@@ -286,7 +287,7 @@ def make_plan(sources: Sources) -> Plan:
         try:
             subject = sources.subject(cell)
         except TypeError as error:  # its first answers
-            raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
+            raise ValueError(f"{cell}: {join_lines(error)}") from error
         try:
             with torch.no_grad():
                 logits = subject.model(inputs)
@@ -296,7 +297,7 @@ def make_plan(sources: Sources) -> Plan:
             dataset.check_outputs(logits.shape[1], owner="the model")
             lacks = {} if cell.static else subject.list_lacks(inputs)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise ValueError(f"{cell}: {' '.join(str(error).split())}") from error
+            raise ValueError(f"{cell}: {join_lines(error)}") from error
         if sources.is_own(cell):
             refuse_broken_promises(subject.defense, inputs, of=str(cell))
         settings = getattr(subject.defense, "settings", None)

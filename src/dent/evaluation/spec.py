@@ -23,6 +23,7 @@ from dent.attacks.checks import check_radius
 from dent.declared import Declared, Number, raise_faults
 from dent.evaluation.defenses import DYNAMIC, format_any_defense
 from dent.evaluation.suites import Suite, format_attack, parse_attacks, slugify
+from dent.texts import join_lines
 
 # The shipped models, with the defenses that suit them and the radius at which they are attacked.
 SHIPPED: dict[str, tuple[tuple[str, ...], float]] = {
@@ -91,7 +92,7 @@ def _format_with(format_name: Callable[[Any], str]) -> Callable[[Any], str]:
         try:
             return format_name(value)
         except (TypeError, ValueError) as error:  # pydantic collects a ValueError alone
-            raise ValueError(" ".join(str(error).split())) from error
+            raise ValueError(join_lines(error)) from error
 
     return format_one
 
@@ -297,7 +298,7 @@ def read_evaluation(path: Path, **given: Any) -> Evaluation:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} is no YAML file: {join_lines(error)}") from error
     if not isinstance(content := {} if content is None else content, Mapping):
         raise ValueError(f"expected settings in {path}, as 'suite: quick', got {type(content).__name__}")
     return Evaluation(**{str(name): value for name, value in content.items()} | given)

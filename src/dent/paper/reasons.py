@@ -21,6 +21,7 @@ from dent.names import lookup
 from dent.paper.claims import claims
 from dent.paper.results import Reproduction
 from dent.paper.tables import tables
+from dent.texts import join_lines
 
 REASONS = "why.yaml"
 NUMBER = re.compile(r"(?<![\w.-])-?\d[\d,]*(?:\.\d+)?(?![\w-])")  # none that is part of a name
@@ -69,7 +70,7 @@ def read_reasons(folder: Path, reproductions: Iterable[Reproduction]) -> dict[tu
             _check_sentence(reason, folder, lookup("scale with results", reason.scale, known))
             reasons[reason.scale, reason.claim] = reason.why
         except (ValueError, TypeError, OSError) as error:
-            faults.append(f"reason {place}: {' '.join(str(error).split())}")
+            faults.append(f"reason {place}: {join_lines(error)}")
     raise_faults(faults, f" of {file}")
     return reasons
 

@@ -40,6 +40,7 @@ from dent.paper.results import (
 from dent.paper.scales import Scale, Work, list_robustbench
 from dent.paper.tables import PaperTable, tables
 from dent.storage import BusyError, replace_file
+from dent.texts import join_lines
 
 CELLS = "cells"
 PAUSE = 2.0  # seconds to wait while another process does all the work that is left
@@ -99,7 +100,7 @@ def reproduce(
                     busy[key] = (evaluation, cost)  # another process does it
                     continue
                 except (ValueError, TypeError, RuntimeError) as error:
-                    troubles[key] = " ".join(str(error).split())
+                    troubles[key] = join_lines(error)
                 done += cost
             if len(busy) == len(waiting):
                 if progress:
@@ -199,7 +200,7 @@ def gather(
             try:
                 cells[key] = load_judged_cell(folder / CELLS / key)
             except ValueError as error:
-                troubles.setdefault(key, " ".join(str(error).split()))
+                troubles.setdefault(key, join_lines(error))
     return Reproduction(scale, cells, troubles, seed, device)
 
 
@@ -243,7 +244,7 @@ def _try_to_open(open_it: Callable[[], object]) -> str:
     try:
         open_it()
     except Exception as error:  # the loaders of other packages raise what they like
-        return " ".join(str(error).split()) or type(error).__name__
+        return join_lines(error) or type(error).__name__
     return ""
 
 

@@ -21,7 +21,7 @@ from dent.declared import Declared, Number, raise_faults
 from dent.defense.text import format_defense
 from dent.evaluation.attacks import find_attack
 from dent.names import lookup
-from dent.texts import read_number
+from dent.texts import join_lines, read_number
 
 FOLDER = Path(__file__).parent / "data"
 # Sets of attacks; a scale says which attacks they are.
@@ -163,7 +163,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} is no YAML file: {join_lines(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"expected keys and values in {path}, got {type(content).__name__}")
     return content
@@ -276,7 +276,7 @@ def _make_part(file: _File, part: _Part, faults: list[str]) -> Part:
                 ask = _make_ask([file.cell, part.cell, row, column])
                 made.append(PublishedNumber(row.name, column.name, value, ask))
             except (ValueError, TypeError) as error:
-                text = " ".join(str(error).split())
+                text = join_lines(error)
                 faults.append(f"{place}.rows.{row.name}, column {column.name}: {text}")
         numbers.append(tuple(made))
     columns, rows = (tuple(one.name for one in every) for every in (part.columns, part.rows))

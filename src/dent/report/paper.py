@@ -37,6 +37,7 @@ from dent.report.format import (
     format_percent,
 )
 from dent.report.text import markdown_list, table_markdown
+from dent.texts import join_lines
 
 HOW_TO_READ = (
     "published: as the paper prints it",
@@ -179,10 +180,10 @@ def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:
     notes += _list_attacks(works)
     missing = Counter(one.missing for one in numbers if one.missing)
     for why, count in missing.items():
-        notes.append(Note(f"{_join_lines(why)}.", f"Missing, {count} of {len(numbers)} numbers"))
+        notes.append(Note(f"{join_lines(why)}.", f"Missing, {count} of {len(numbers)} numbers"))
     if incomplete := [cell.missing[0] for cell in cells if cell.missing]:
         term = f"Incomplete, {len(incomplete)} of {len(keys)} evaluations"
-        notes.append(Note(f"{_join_lines(incomplete[0])}.", term))
+        notes.append(Note(f"{join_lines(incomplete[0])}.", term))
     return notes
 
 
@@ -205,10 +206,6 @@ def _list_limits(numbers: Iterable[Measurement]) -> Iterator[str]:
 def _format_range(counts: Sequence[int]) -> str:
     """Return the least and the largest of sorted counts, or the one that all are."""
     return " to ".join(dict.fromkeys(map(format_count, (counts[0], counts[-1]))))
-
-
-def _join_lines(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _list_stand_ins(numbers: Iterable[Measurement]) -> list[str]:
@@ -255,7 +252,7 @@ def list_not_begun(reproduction: Reproduction) -> list[str]:
             numbers = reproduction.by_reference(table).values()
             asked = [one for one in numbers if not one.is_left_out] or numbers
             why = dict.fromkeys(one.missing for one in asked)
-            lines.append(_join_lines(f"{title_table(table)}: {'; '.join(filter(None, why))}."))
+            lines.append(join_lines(f"{title_table(table)}: {'; '.join(filter(None, why))}."))
     return lines
 
 
