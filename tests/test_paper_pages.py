@@ -17,7 +17,8 @@ from dent.paper.results import COSTS, Measurement, Reproduction, load_reproducti
 from dent.paper.tables import PaperTable, tables
 from dent.paper.verdicts import FAILS, HOLDS, OPEN, SMALLER
 from dent.report.format import NOTHING
-from dent.report.paper_pages import HEADLINES, SENTENCES, WHY_UNKNOWN, make_pages, name_size
+from dent.report.headlines import HEADLINES, SENTENCES
+from dent.report.paper_pages import WHY_UNKNOWN, make_pages, name_size
 from dent.report.write import write_paper_pages
 
 TABLES = tables()

@@ -19,6 +19,7 @@ from dent.paper.tables import tables
 from dent.report.blocks import Battle, Page, Plot, Table, Text
 from dent.report.claims import summarize_claims
 from dent.report.format import NOTHING, format_number
+from dent.report.headlines import list_sentences
 from dent.report.html import page_html
 from dent.report.paper import paper_markdown, paper_page, title_table
 from dent.report.write import paper_spec, write_page, write_paper
@@ -85,10 +86,16 @@ def test_the_page_has_every_number(full: Reproduction, page: Page) -> None:
 def test_the_summary_counts_the_claims(full: Reproduction, page: Page) -> None:
     judgments = judge_claims(full)
     counts = {word: sum(one.verdict == word for one in judgments) for word in ("holds", "does not hold")}
-    assert f"Of {len(judgments)} claims" in page.lead[0]
-    assert f"{counts['holds']} hold, {counts['does not hold']} do not hold" in page.lead[0]
-    assert "worst case" in page.lead[1]
-    assert list(page.lead[:2]) == summarize_claims(judgments)
+    *sentences, here, worst, _ = page.lead
+    assert f"Of {len(judgments)} claims" in here
+    assert f"{counts['holds']} hold, {counts['does not hold']} do not hold" in here
+    assert "worst case" in worst
+    assert [here, worst] == summarize_claims(judgments)
+    assert sentences == list(list_sentences(full))
+    (nominal,) = (one for one in sentences if one.startswith("Nominal training (resnet20-nominal)"))
+    table = full.by_reference(TABLES["table-4"])
+    kept = table["table-4/nominal ResNet-26-4/static Sigma/linf 1.5/255"]
+    assert f"a static Sigma {kept.ours:.1f} %" in nominal
 
 
 def test_the_page_opens_on_an_overview_that_links_to_every_chapter(

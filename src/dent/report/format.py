@@ -8,6 +8,7 @@ from typing import Any
 from dent.evaluation.spec import format_eps
 
 NOTHING = "-"  # stands where there is no number
+NOT_MEASURED = "not measured"
 
 
 def capitalize(text: str) -> str:

@@ -29,6 +29,7 @@ from dent.report.comparisons import points_value
 from dent.report.evaluation import explain_attacks
 from dent.report.figures import draw_curves
 from dent.report.format import (
+    NOT_MEASURED,
     NOTHING,
     capitalize,
     format_count,
@@ -36,6 +37,7 @@ from dent.report.format import (
     format_number,
     format_percent,
 )
+from dent.report.headlines import list_sentences
 from dent.report.text import markdown_list, table_markdown
 from dent.texts import join_lines
 
@@ -48,7 +50,6 @@ HOW_TO_READ = (
 STANDS_IN = (
     "Where another model stands in for the paper's, compare the direction of a row, not its numbers."
 )
-NOT_MEASURED = "not measured"
 MISSING = (
     "Some numbers are missing, or are on fewer images. The same command tries again what failed."
 )  # fmt: skip
@@ -298,7 +299,11 @@ def paper_page(reproduction: Reproduction) -> Page:
     facts += [("evaluations", str(len(reproduction.cells))), ("device", reproduction.device)]
     return Page(
         title="The paper, reproduced",
-        lead=(*summarize_claims(judgments), f"Scale {scale.name}: {scale.describe()}."),
+        lead=(
+            *list_sentences(reproduction),
+            *summarize_claims(judgments),
+            f"Scale {scale.name}: {scale.describe()}.",
+        ),
         facts=facts,
         blocks=(*_list_overview(reproduction, begun, blocks), *blocks),
         alerts=tuple(_list_alerts(reproduction)),

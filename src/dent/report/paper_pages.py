@@ -11,69 +11,16 @@ from dataclasses import replace
 
 from dent.paper.claims import Judgment, judge_claims
 from dent.paper.results import Measurement, Reproduction
-from dent.paper.tables import PaperTable, find_number, tables
+from dent.paper.tables import PaperTable, tables
 from dent.paper.verdicts import FAILS, HOLDS, SMALLER, Verdict
 from dent.report.blocks import EMPTY, Group, Note, Table, Value
 from dent.report.claims import CLAIM_NOTES, count_verdicts, evidence_lines, verdict_value
-from dent.report.format import format_count, format_number, format_percent
-from dent.report.paper import NOT_MEASURED, label_row, list_notes, name_models, name_table, title_table
+from dent.report.format import NOT_MEASURED, format_number, format_percent
+from dent.report.headlines import describe_n, headline_table, list_sentences
+from dent.report.paper import label_row, list_notes, name_models, name_table, title_table
 from dent.report.text import markdown_list, table_markdown
 
 SIZES = {"cpu": "small", "cpu-large": "large"}  # what the pages call a scale
-AT, NOMINAL = "table-1/linf 8/255/ding2020", "table-4/nominal ResNet-26-4"
-SIGMA = "Delta, dynamic Sigma, 10 updates"
-# The numbers of the overview: of one row of a table each, its columns.
-HEADLINES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (
-        "Ding et al., Linf 8/255: static / dent / dent+",
-        AT,
-        ("static", "dent", "dent+"),
-    ),
-    (
-        "Ding et al., L2 0.5: static / dent / dent+",
-        "table-1/l2 0.5/ding2020",
-        ("static", "dent", "dent+"),
-    ),
-    (
-        "Ding et al., Linf 8/255: dent+ after 0 / 1 / 3 / 6 updates",
-        "table-7/dent+/ding2020",
-        ("0", "1", "3", "6"),
-    ),
-    (
-        "nominal ResNet-26-4, Linf 1.5/255: static",
-        f"{NOMINAL}/static",
-        ("linf 1.5/255",),
-    ),
-    (
-        "nominal ResNet-26-4, Linf 1.5/255: a static Sigma, no updates",
-        f"{NOMINAL}/static Sigma",
-        ("linf 1.5/255",),
-    ),
-    (
-        "nominal ResNet-26-4, Linf 1.5/255: dent with Sigma",
-        f"{NOMINAL}/{SIGMA}",
-        ("linf 1.5/255",),
-    ),
-)
-# What the overview says in words: the kind of training, and the numbers by what they are of.
-SENTENCES: tuple[tuple[str, dict[str, str]], ...] = (
-    (
-        "adversarial training",
-        {
-            "the static model keeps": f"{AT}/static",
-            "dent": f"{AT}/dent",
-            "dent+": f"{AT}/dent+",
-        },
-    ),
-    (
-        "nominal training",
-        {
-            "the static model keeps": f"{NOMINAL}/static/linf 1.5/255",
-            "a static Sigma": f"{NOMINAL}/static Sigma/linf 1.5/255",
-            "dent with Sigma": f"{NOMINAL}/{SIGMA}/linf 1.5/255",
-        },
-    ),
-)
 CHAPTERS: dict[str, tuple[str, ...]] = {
     "Adversarial training": ("table-1", "table-2", "table-3", "table-7", "table-11"),
     "Nominal training": ("table-4", "table-5"),
@@ -119,8 +66,10 @@ def make_pages(
 def _write_overview(
     reproductions: Sequence[Reproduction], judgments: Mapping[str, Sequence[Judgment]], folder: str
 ) -> str:
-    parts = ["# The paper, reproduced", markdown_list(_list_sentences(reproductions))]
-    parts += [table_markdown(_headline_table(reproductions)), *_list_counts(judgments)]
+    sizes = {name_size(one): one for one in reproductions}
+    sentences = [text for size, one in sizes.items() for text in list_sentences(one, size)]
+    parts = ["# The paper, reproduced", markdown_list(sentences)]
+    parts += [table_markdown(headline_table(sizes)), *_list_counts(judgments)]
     parts += [*_list_verdicts(judgments), "## Every number"]
     parts.append(markdown_list([*_list_links(folder), f"[All claims]({folder}/claims.md)"]))
     parts += [
@@ -129,33 +78,6 @@ def _write_overview(
         for one in reproductions
     ]
     return _join(parts)
-
-
-def _list_sentences(reproductions: Sequence[Reproduction]) -> Iterator[str]:
-    """Yield what the attacks leave, a sentence for each scale and kind of training that is measured."""
-    for one in reproductions:
-        for training, references in SENTENCES:
-            found = [
-                one.by_reference(tables()[reference.partition("/")[0]])[reference]
-                for reference in references.values()
-            ]
-            if any(number.ours is None or number.worst is None for number in found):
-                continue
-            shown = [
-                f"{name} {format_percent(number.ours)} %"
-                for name, number in zip(references, found, strict=True)
-            ]
-            worst = [format_percent(number.worst.percent) for number in found if number.worst]
-            model = found[0].work.model if found[0].work else ""
-            yield (
-                f"{name_size(one).capitalize()}, {training} ({model}): under attacks on the defense "
-                f"itself, {_join_words(shown)} of the images. With attacks made for adaptation, they "
-                f"keep {_join_words(worst)} %."
-            )
-
-
-def _join_words(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _list_links(folder: str) -> Iterator[str]:
@@ -193,35 +115,6 @@ def _list_counts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
             f"{count_verdicts(here)}; of the {worst.total()} on robustness, in the worst case, "
             f"{count_verdicts(worst)}."
         )
-
-
-def _headline_table(reproductions: Sequence[Reproduction]) -> Table:
-    """Return some of the numbers: published, and at each scale here and in the worst case."""
-    columns = ["accuracy in %", "published"]
-    for one in reproductions:
-        columns += [
-            name_size(one),
-            f"{name_size(one)}, worst case",
-            f"{name_size(one)}: model, n (batches)",
-        ]
-    rows = []
-    for title, row, names in HEADLINES:
-        references = [f"{row}/{name}" for name in names]
-        table = tables()[row.partition("/")[0]]
-        published = [find_number(reference).published for reference in references]
-        values = [Value(title), Value(" / ".join(map(format_percent, published)))]
-        for one in reproductions:
-            found = [one.by_reference(table)[reference] for reference in references]
-            if not any(number.ours is not None for number in found):
-                values += [Value(NOT_MEASURED), EMPTY, EMPTY]
-                continue
-            worst = [number.worst.percent if number.worst else None for number in found]
-            models = dict.fromkeys(number.work.model for number in found if number.work)
-            values.append(Value(" / ".join(format_percent(number.ours) for number in found)))
-            values.append(Value(" / ".join(map(format_percent, worst))))
-            values.append(Value(", ".join([*models, *dict.fromkeys(map(_describe_n, found))])))
-        rows.append(values)
-    return Table("", columns, [Group(rows)])
 
 
 def _list_verdicts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
@@ -363,7 +256,7 @@ def _make_group(title: str, rows: Sequence[tuple[str, Sequence[Measurement]]]) -
         if any(one.worst for one in numbers):
             lines.append([Value(f"{size}, worst case"), *map(_worst_value, numbers)])
         if any(one.n for one in numbers):
-            lines.append([Value(f"{size}, n (batches)"), *(Value(_describe_n(one)) for one in numbers)])
+            lines.append([Value(f"{size}, n (batches)"), *(Value(describe_n(one)) for one in numbers)])
     return Group(lines, {"row": title})
 
 
@@ -378,13 +271,6 @@ def _worst_value(one: Measurement) -> Value:
     if one.worst is None:
         return EMPTY
     return Value(format_percent(one.worst.percent), one.worst.percent, one.worst.interval)
-
-
-def _describe_n(one: Measurement) -> str:
-    """Return the number of points, and of their batches."""
-    if not one.n:
-        return EMPTY.text
-    return f"{format_count(one.n)} ({format_count(one.batches)})" if one.batches else format_count(one.n)
 
 
 def _join(parts: Sequence[str]) -> str:
