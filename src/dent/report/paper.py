@@ -323,7 +323,10 @@ def _list_overview(
         lines.append(
             [Value(title), *(EMPTY if one is None else count_value(int(str(one))) for one in numbers)]
         )
-    notes = (Note("Click a chapter to open it."),)
+    notes = (
+        Note("Click a chapter to open it."),
+        Note("Some numbers that are measured here were not published."),
+    )
     yield Table("Overview", ("chapter", "published numbers", "measured here"), [Group(lines)], notes)
     if begun:
         yield Text("How to read the tables", (STANDS_IN,), HOW_TO_READ, level=3)
