@@ -169,7 +169,7 @@ DRAW: Options = {**CLIMB, "draws": (Count, 1)}
 ROUNDS: Options = {**CLIMB, "rounds": (Count, 10), "loss": (Loss, "margin"), "targets": (Steps, 0)}
 
 
-# Costs
+# Costs: forwards of an attack for each input, from its options.
 
 
 def _count_steps(o: dict[str, Any]) -> float:
@@ -177,32 +177,32 @@ def _count_steps(o: dict[str, Any]) -> float:
     return float((o["steps"] + 1) * o["restarts"] * o.get("draws", 1))
 
 
-def _climb(f: Forwards, o: dict[str, Any]) -> float:
+def _count_climb(f: Forwards, o: dict[str, Any]) -> float:
     return _count_steps(o) * f.gradient + f.asked
 
 
-def _unroll(f: Forwards, o: dict[str, Any]) -> float:
+def _count_unrolled(f: Forwards, o: dict[str, Any]) -> float:
     return _count_steps(o) * 3 * f.answer + f.asked
 
 
-def _transfer(f: Forwards, o: dict[str, Any], *, gradient: float = 2.0) -> float:
-    """Climb at the cost of `gradient`, with the gradients that rank targets, and submit each batch."""
+def _count_transfer(f: Forwards, o: dict[str, Any], *, gradient: float = 2.0) -> float:
+    """Count climbs at the cost of `gradient`, the gradients that rank targets, and a submission each."""
     several = {"apgd-t": o["targets"], "first-success": 2}
     runs = sum(several.get(name, 1) for name in o["attacks"])
     searched = runs * _count_steps(o) + len(o["attacks"]) * 3
     return float(searched * gradient + MOST_TARGETS + (len(o["attacks"]) + 1) * f.answer)
 
 
-def _follow(f: Forwards, o: dict[str, Any], *, runs: int = 1) -> float:
-    """Climb through a view that adapts at every few steps."""
+def _count_view(f: Forwards, o: dict[str, Any], *, runs: int = 1) -> float:
+    """Count climbs through a view that adapts at every few steps."""
     runs *= max(o.get("targets", 0), 1)
     ranks = f.gradient + MOST_TARGETS if o.get("targets") else 0
     climbed = runs * _count_steps({"restarts": 1} | o) * (f.answer / o["every"] + 3)
     return float(climbed + ranks + 2 * f.asked)
 
 
-def _iterate(f: Forwards, o: dict[str, Any], *, models: float = 0.5) -> float:
-    """Climb, in each round, `models` times as many models as there are rounds; at least one."""
+def _count_rounds(f: Forwards, o: dict[str, Any], *, models: float = 0.5) -> float:
+    """Count, in each round, a climb for `models` times the rounds, at least one."""
     climbed = max(models * o["rounds"], 1)
     return float(o["rounds"] * (_count_steps(o) * 2 * climbed + 2 * f.answer) + 2 * f.answer)
 
@@ -213,20 +213,20 @@ def _count_short(f: Forwards, o: dict[str, Any]) -> float:
     return Forwards(updates).gradient
 
 
-def _shorten(f: Forwards, o: dict[str, Any]) -> float:
+def _count_shortened(f: Forwards, o: dict[str, Any]) -> float:
     runs = max(o["targets"], 1)
     ranks = f.gradient + MOST_TARGETS if o["targets"] else 0
     return float(runs * _count_steps(o) * _count_short(f, o) + ranks + 2 * f.asked)
 
 
-def _chain(f: Forwards, o: dict[str, Any]) -> float:
+def _count_chain(f: Forwards, o: dict[str, Any]) -> float:
     static = 2 * (o["steps"] + 1) + f.answer
-    return float(static + _follow(f, o) + _iterate(f, {"restarts": 1} | o, models=0))
+    return float(static + _count_view(f, o) + _count_rounds(f, {"restarts": 1} | o, models=0))
 
 
-def _surround(f: Forwards, o: dict[str, Any]) -> float:
+def _count_groups(f: Forwards, o: dict[str, Any]) -> float:
     points, together = min(o["points"], f.size), min(o["companions"] + 1, f.size)
-    return float(points * together / f.size * _climb(f, o))
+    return float(points * together / f.size * _count_climb(f, o))
 
 
 # The table
@@ -254,10 +254,10 @@ ATTACKS: dict[str, Attack] = {
         _direct(
             "pgd", pgd, DRAW | {"steps": (Steps, 40), "loss": (Loss, "ce"), "step_size": (
                 Annotated[float, Field(gt=0)] | None, None
-            )}, _climb, "projected gradient ascent",
+            )}, _count_climb, "projected gradient ascent",
         ),
-        _direct("apgd-ce", DIRECT["apgd-ce"], DRAW, _climb, "APGD on the cross-entropy"),
-        _direct("apgd-dlr", DIRECT["apgd-dlr"], DRAW, _climb, "APGD on the DLR loss"),
+        _direct("apgd-ce", DIRECT["apgd-ce"], DRAW, _count_climb, "APGD on the cross-entropy"),
+        _direct("apgd-dlr", DIRECT["apgd-dlr"], DRAW, _count_climb, "APGD on the DLR loss"),
         _direct(
             "apgd-t", DIRECT["apgd-t"], DRAW | ORDER,
             lambda f, o: o["targets"] * _count_steps(o) * f.gradient + f.asked + MOST_TARGETS,
@@ -282,15 +282,15 @@ ATTACKS: dict[str, Attack] = {
             "random squares, without gradients", budget="queries",
         ),
         _adaptive(
-            "denying updates", partial(attack_static, adaptive.denying_updates), OFFLINE, _transfer,
-            "maximize the loss of the static model, then submit to the defense", needs_updates=False,
+            "denying updates", partial(attack_static, adaptive.denying_updates), OFFLINE,
+            _count_transfer, "maximize the loss of the static model, then submit to the defense", needs_updates=False,
             needs=("static",),
         ),
         _adaptive(
             "denying most updates",
             partial(shorten_updates, attack_defense, adaptive.denying_most_updates, share=0.25),
             OFFLINE | SHARE | {"share": (Share, 0.25)},
-            lambda f, o: _transfer(f, o, gradient=_count_short(f, o)),
+            lambda f, o: _count_transfer(f, o, gradient=_count_short(f, o)),
             "attack the defense with a quarter of its updates, then submit to the full defense",
             needs=("updates", "steps"),
         ),
@@ -302,20 +302,20 @@ ATTACKS: dict[str, Attack] = {
             needs_updates=False, needs=("static",),
         ),
         _adaptive(
-            "fpa", partial(attack_defense, adaptive.fpa), ROUNDS, partial(_iterate, models=0),
+            "fpa", partial(attack_defense, adaptive.fpa), ROUNDS, partial(_count_rounds, models=0),
             "fixed point: attack the model as adapted to the last attack", needs_updates=False,
             needs=("steps",), budget="rounds",  # of GMSA, twice the rounds would cost four times as much
         ),
         _adaptive(
-            "gmsa-avg", partial(attack_defense, adaptive.gmsa_avg), ROUNDS, _iterate,
+            "gmsa-avg", partial(attack_defense, adaptive.gmsa_avg), ROUNDS, _count_rounds,
             "average loss over all models adapted so far", needs=("steps",),
         ),
         _adaptive(
-            "gmsa-min", partial(attack_defense, adaptive.gmsa_min), ROUNDS, _iterate,
+            "gmsa-min", partial(attack_defense, adaptive.gmsa_min), ROUNDS, _count_rounds,
             "lowest loss over all models adapted so far", needs=("steps",),
         ),
         _adaptive(
-            "unrolled", partial(attack_defense, adaptive.unrolled), DRAW, _unroll,
+            "unrolled", partial(attack_defense, adaptive.unrolled), DRAW, _count_unrolled,
             "exact gradient, through the updates", needs=("unrolled",),
         ),
         _adaptive(
@@ -332,38 +332,39 @@ ATTACKS: dict[str, Attack] = {
         ),
         _adaptive(
             "short", partial(shorten_updates, attack_view, adaptive.short), VIEW | DRAW | SHARE,
-            _shorten, "follow the gradient of a share of the updates, submit to the full defense",
+            _count_shortened,
+            "follow the gradient of a share of the updates, submit to the full defense",
             needs=("updates", "steps"),
         ),
         _adaptive(
-            "lazy", partial(attack_view, adaptive.lazy), VIEW | EVERY, _follow,
+            "lazy", partial(attack_view, adaptive.lazy), VIEW | EVERY, _count_view,
             "adapt only at every fifth step", needs=("adapt",),
         ),
         _adaptive(
-            "chained", partial(attack_static, adaptive.chained), CHAIN, _chain,
+            "chained", partial(attack_static, adaptive.chained), CHAIN, _count_chain,
             "the static model, then lazy, then fpa, each from the last one's images",
             needs=("static", "adapt"),
         ),
         _adaptive(
             "balanced", partial(attack_static, adaptive.balanced), CHAIN | {"loss": (Loss, "ce")},
-            lambda f, o: 2 * (o["steps"] + 1) + f.answer + _follow(f, o, runs=o["rounds"]),
+            lambda f, o: 2 * (o["steps"] + 1) + f.answer + _count_view(f, o, runs=o["rounds"]),
             "toward wrong classes, each for as many inputs", needs=("static", "adapt"),
         ),
         Attack(
-            "mixed", "scenario", mix, CLIMB | {"share": (Share, ...)}, _climb,
+            "mixed", "scenario", mix, CLIMB | {"share": (Share, ...)}, _count_climb,
             "attack a share of the batch, and count that share", least=2,
         ),
         Attack(
             "one among", "scenario", attack_one_among,
-            CLIMB | {"companions": (Count, 15), "points": (Count, ...)}, _surround,
+            CLIMB | {"companions": (Count, 15), "points": (Count, ...)}, _count_groups,
             "one adversarial input among natural ones", least=2,
         ),
         Attack(
-            "sorted labels", "scenario", sort_labels, CLIMB, _climb,
+            "sorted labels", "scenario", sort_labels, CLIMB, _count_climb,
             "batches sorted by label, attacked", span=2,
         ),
         Attack(
-            "poisoning", "scenario", poison, CLIMB | {"share": (Share, ...)}, _unroll,
+            "poisoning", "scenario", poison, CLIMB | {"share": (Share, ...)}, _count_unrolled,
             "malicious members; the accuracy of the others counts", least=2, is_free=True,
             needs=("unrolled",),
         ),
