@@ -283,8 +283,8 @@ ATTACKS: dict[str, Attack] = {
         ),
         _adaptive(
             "denying updates", partial(attack_static, adaptive.denying_updates), OFFLINE,
-            _count_transfer, "maximize the loss of the static model, then submit to the defense", needs_updates=False,
-            needs=("static",),
+            _count_transfer, "maximize the loss of the static model, then submit to the defense",
+            needs_updates=False, needs=("static",),
         ),
         _adaptive(
             "denying most updates",
