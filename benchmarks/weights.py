@@ -1,8 +1,13 @@
 """Pack the weights that come with dent, and measure them for their cards.
 
+    python benchmarks/weights.py mean runs/resnet26-4-nominal --other resnet26-4-nominal --out runs/mean
     python benchmarks/weights.py pack runs/resnet20-at --name resnet20-at --summary "..." --command "..."
     python benchmarks/weights.py measure resnet20-at --eps 8/255
     python benchmarks/weights.py table
+
+`mean` averages the weights of a `dent train` folder and of the model that it started from, and measures
+the BatchNorm statistics of the mean anew, on training images. The ends of several cycles of the learning
+rate lie around a better point (Izmailov et al., 2018).
 
 `pack` puts the model of a `dent train` folder into the package, with a card. `--average` takes the
 averaged weights, `--half` stores the parameters as float16 (they are loaded as float32). `measure`
@@ -31,9 +36,12 @@ from dent.models.checkpoint import find_state, read_checkpoint, split_normalizat
 from dent.models.shipped import load_shipped, read_cards
 from dent.precision import refuse_slow_bfloat16, search_in_bfloat16
 from dent.report.terminal import accuracy_text, progress_bar
+from dent.seeds import make_generator
 from dent.storage import replace_file
 from dent.texts import read_number
+from dent.training import Recipe
 from dent.training.card import CARD, count_correct, make_accuracy
+from dent.training.loop import crop_and_flip, draw_crops, split_images
 from dent.training.train import AVERAGE, CHECKPOINT
 
 WEIGHTS = Path(dent.__file__).parent / "models" / "weights"
@@ -44,6 +52,55 @@ def write_card(folder: Path, name: str, card: dict[str, Any]) -> None:
     """Write the card of a model."""
     with replace_file(folder / f"{name}.json") as file:
         file.write(json.dumps(card, indent=2).encode() + b"\n")
+
+
+def average_runs(
+    run: Path, other: str, out: Path, *, average: bool = False, images: int = 10_240
+) -> None:
+    """Write a folder like that of `dent train`, with the mean of its weights and those of another model.
+
+    other: model or checkpoint of the same architecture. average: take the averaged weights of the run.
+    images: number of training images, cropped and flipped as in training, for the BatchNorm statistics.
+    """
+    file = run / (AVERAGE if average else CHECKPOINT)
+    checkpoint, trained = read_checkpoint(file), json.loads((run / CARD).read_text())
+    model, second = dent.load_model(file), dent.load_model(other)
+    recipe, dataset = Recipe(**trained["recipe"]), open_data(trained["data"], split="train")
+    own, others = model.state_dict(), second.state_dict()
+    if own.keys() != others.keys():
+        raise ValueError(f"expected a model of the architecture {trained['architecture']}, got {other}")
+    means = {
+        key: (value + others[key]) / 2 if value.is_floating_point() else value
+        for key, value in own.items()
+    }
+    model.load_state_dict(means)
+    chosen, _ = split_images(dataset, recipe)
+    measure_statistics(model, dataset, chosen[:images], recipe)
+    out.mkdir(parents=True, exist_ok=True)
+    with replace_file(out / file.name) as opened:
+        torch.save(checkpoint | {"model": model.state_dict(), "average": None}, opened)
+    with replace_file(out / CARD) as opened:
+        opened.write(json.dumps(trained, indent=2).encode() + b"\n")
+
+
+def measure_statistics(
+    model: nn.Module, dataset: dent.data.Dataset, chosen: Tensor, recipe: Recipe
+) -> None:
+    """Set the statistics of BatchNorm layers to their means over batches of training images."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain mean over the batches
+    random, batches = make_generator(recipe.seed, 1), chosen.split(256)
+    model.train()
+    with torch.no_grad(), progress_bar("statistics") as move:
+        for number, batch in enumerate(batches):
+            inputs = dataset.read(batch)
+            if recipe.augment:
+                inputs = crop_and_flip(inputs, draw_crops(len(batch), generator=random))
+            model(inputs.contiguous(memory_format=torch.channels_last))
+            move(number + 1, len(batches), "")
+    model.eval()
 
 
 def pack(
@@ -210,6 +267,13 @@ def print_table() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
+    averaging = verbs.add_parser("mean", help="Average the weights of a training and of another model.")
+    averaging.add_argument("run", type=Path, help="Folder of `dent train`.")
+    averaging.add_argument("--other", required=True, help="Model or checkpoint file.")
+    averaging.add_argument("--out", type=Path, required=True, help="Folder of the mean.")
+    averaging.add_argument(
+        "--average", action="store_true", help="Take the averaged weights of the run."
+    )
     packing = verbs.add_parser("pack", help="Put the model of a training into the package.")
     packing.add_argument("run", type=Path, help="Folder of `dent train`.")
     packing.add_argument("--name", required=True, help="Name of the shipped model.")
@@ -231,7 +295,9 @@ def main() -> None:
     verbs.add_parser("table", help="Print the cards as a Markdown table.")
     given = vars(parser.parse_args())
     verb = given.pop("verb")
-    if verb == "pack":
+    if verb == "mean":
+        average_runs(given.pop("run"), given.pop("other"), given.pop("out"), **given)
+    elif verb == "pack":
         pack(given.pop("run"), given.pop("name"), **given)
     elif verb == "measure":
         measure(given.pop("name"), **given)
