@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,36 +126,36 @@ def read_updates(name: str) -> dict[tuple[str, str, str, int], dict[str, float]]
     }
 
 
-def test_updates_of_robust_models_have_these_numbers() -> None:
-    stored = read_updates("updates-robust.json")
-    (table,) = [one for one in read_tables("paper.md", "model") if "updates of dent" in one[0]]
-    assert len(table) == 6
+def find_updates(name: str, column: str) -> list[tuple[dict[str, str], dict[str, dict[str, float]]]]:
+    """Return the rows of a table with what was measured for each, by the kind of images."""
+    stored = read_updates(name)
+    (table,) = [one for one in read_tables("paper.md", "model") if column in one[0]]
+    rows = []
     for row in table:
-        model, updates, *shown = row.values()
-        natural, attacked = (
-            stored[model, "dent", images, int(updates)] for images in ("natural", "highest loss")
-        )
-        tested = [
-            stored[model, "dent:statistics=test", images, int(updates)]
-            for images in ("natural", "highest loss")
-        ]
-        assert shown == [
-            *(f"{one['accuracy']:.1f}, {one['confidence']:.0f}" for one in (natural, attacked)),
-            f"{natural['entropy']:.2f} / {attacked['entropy']:.2f}",
-            *(f"{one['accuracy']:.1f}" for one in tested),
-        ]
+        of = row["model"], ADAPTS.get(row["adapts"], row["adapts"]), int(row["updates"])
+        rows.append((row, {key[2]: one for key, one in stored.items() if (*key[:2], key[3]) == of}))
+    return rows
+
+
+def test_updates_of_robust_models_have_these_numbers() -> None:
+    rows = find_updates("updates-robust.json", "confidence")
+    assert len(rows) == 14
+    for row, measured in rows:
+        kinds = [measured[kind] for kind in ("natural", "highest loss", "direct")]
+        # 59 of 256 are 23.05 in the file, and 23.0 on the page.
+        accuracies = [pytest.approx(one["accuracy"], abs=0.051) for one in kinds]
+        assert [float(row[kind]) for kind in ("natural", "transferred", "direct attack")] == accuracies
+        assert row["confidence"] == " / ".join(f"{one['confidence']:.0f}" for one in kinds)
+        assert row["entropy"] == " / ".join(f"{one['entropy']:.2f}" for one in kinds)
 
 
 def test_updates_of_nominal_models_have_these_numbers() -> None:
-    stored = read_updates("updates-nominal.json")
-    (table,) = [one for one in read_tables("paper.md", "model") if "first success" in one[0]]
-    assert len(table) == 8
-    for row in table:
-        defense, updates = ADAPTS[row["adapts"]], int(row["updates"])
-        for images in ("natural", "highest loss", "first success"):
-            one = stored[row["model"], defense, images, updates]
-            # 59 of 256 are 23.05 in the file, and 23.0 on the page.
-            assert float(row[images]) == pytest.approx(one["accuracy"], abs=0.051), row
+    rows = find_updates("updates-nominal.json", "first success")
+    assert len(rows) == 8
+    for row, measured in rows:
+        for kind in ("natural", "highest loss", "first success", "direct"):
+            shown = float(row["direct attack" if kind == "direct" else kind])
+            assert shown == pytest.approx(measured[kind]["accuracy"], abs=0.051), row
 
 
 # What lazy attacks save
@@ -166,3 +169,125 @@ def test_lazy_attacks_have_these_numbers() -> None:
         assert shown[6:] == [f"{one[f'r={r}, s per batch']} s" for r in (1, 5)] + [
             str(one["times faster"])
         ]
+
+
+# Speed and memory
+
+
+def test_times_of_defenses_have_these_numbers() -> None:
+    stored = read_json("defense.json")
+    (table,) = [one for one in read_tables("performance.md", "model") if "static" in one[0]]
+    for row, one in zip(table, stored["time"], strict=True):
+        assert list(row.values()) == [
+            one["model"],
+            one["affine"],
+            "yes" if one["compiled"] else "no",
+            str(one["steps"]),
+            *(f"{one[key]:.0f} ms" for key in ("static_ms", "defended_ms")),
+            f"{one['ratio']:.2f}",
+            str(one["bound"]),
+            f"{one['over_bound']:.2f}",
+        ]
+    (table,) = [one for one in read_tables("performance.md", "model") if "MiB" in one[0]]
+    for row, one in zip(table, stored["memory"], strict=True):
+        assert list(row.values()) == [
+            one["model"],
+            one["what"],
+            f"{one['mib']:.0f}",
+            f"{one['ratio']:.2f}",
+        ]
+
+
+def test_times_of_attacks_have_these_numbers() -> None:
+    stored = read_json("attacks.json")
+    spinning = [one for one in stored["static"] if one["waiting"] == "active"]
+    (table,) = [one for one in read_tables("performance.md", "model") if "reference" in one[0]]
+    for row, one in zip(table, spinning, strict=True):
+        assert list(row.values()) == [
+            one["model"],
+            *(f"{one[key]:.1f} s" for key in ("reference s", "dent s")),
+            f"{one['times faster']:.2f}",
+            *(f"{one[f'standing, {who} %']:.1f} %" for who in ("reference", "dent")),
+            f"{one['same verdict %']:.0f} %",
+        ]
+    waits = {"passive": "sleep", "active": "spin"}
+    (table,) = read_tables("performance.md", "call")
+    for row, one in zip(table, stored["calls"], strict=True):
+        assert list(row.values()) == [
+            one["call"],
+            waits[one["waiting"]],
+            *(f"{one[key]:.1f} ms" for key in ("model ms", "copy ms")),
+            f"{one['times faster']:.2f}",
+            f"{one['copy in convolutions %']} %",
+            f"{one['by convolutions alone']:.2f}",
+        ]
+    (table,) = read_tables("performance.md", "defense on resnet20-at, batch 128")
+    for row, one in zip(table, stored["defended"], strict=True):
+        name, *shown = row.values()
+        assert name.partition(",")[0] == one["defense"]
+        times = [f"{one[key]} ms" for key in ("forward and backward ms", "attack iteration ms")]
+        assert shown == [*times, f"{one['ratio']:.2f}"]
+
+
+def test_engines_have_these_numbers() -> None:
+    (table,) = read_tables("performance.md", "engine")
+    for row, one in zip(table, read_json("scaling.json")["engines"], strict=True):
+        engine, *shown = row.values()
+        assert engine.removeprefix("Ray, ") == one["engine"]
+        waiting = f"{one['waiting, %']:.1f}".removesuffix(".0")
+        assert shown == [
+            *(f"{one[key]:.1f} s" for key in ("start, s", "run, s")),
+            f"{one['units/s']:.2f}",
+            f"{waiting} %",
+            f"{one['lost, %']:.1f} %, {one['lost, ms per unit']:.1f} ms a unit",
+        ]
+
+
+def test_loads_of_the_server_have_these_numbers() -> None:
+    (table,) = read_tables("serving.md", "load")
+    for row, one in zip(table, read_json("serving.json")["loads"], strict=True):
+        _, images, share, rounds, *latencies, batch = row.values()
+        assert float(images) == one["images/s"]
+        assert float(share) == one["share of the limit %"]
+        assert rounds == one["share in each round"]
+        measured = [one[f"p{part} ms"] for part in (50, 95, 99)]
+        assert [float(text.removesuffix(" ms")) for text in latencies] == pytest.approx(
+            measured, abs=0.51
+        )
+        assert float(batch) == one["images of a batch"]
+
+
+# What each attack adds
+
+
+def test_yields_are_what_the_benchmark_prints() -> None:
+    command = [sys.executable, str(BENCHMARKS / "yield.py"), "--show"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    table, _, _ = printed.partition("\n\n")
+    assert len(table.splitlines()) > 15
+    assert table in (DOCS / "adaptive.md").read_text()
+
+
+# The demo of the README
+
+
+def test_the_demo_has_these_numbers() -> None:
+    stored = {one["defense"]: one for one in read_json("demo.json")["cells"]}
+    readme = (ROOT / "README.md").read_text()
+    numbers = r"(\S+) +(\S+) +≤ (\S+) +(\d+) to (\d+) +(\S+) +(?:(\S+ \(p = \S+\)) +)?(\d+)x +(\S+)"
+    shown = {name: row for name, *row in re.findall(rf"^  (\S+) +{numbers}$", readme, re.MULTILINE)}
+    assert list(shown) == list(stored)
+    for name, (natural, claimed, worst, low, high, gap, versus, cost, submitted) in shown.items():
+        one = stored[name]
+        # For the static model every attack counts as claimed.
+        direct = one["direct"] if one["gap"] else one["worst"]
+        scores = (one["natural"], direct, one["worst"], one["submitted"])
+        assert [natural, claimed, worst, submitted] == [f"{score['percent']:.1f}" for score in scores]
+        assert [low, high] == [f"{one['worst'][end]:.0f}" for end in ("low", "high")]
+        assert gap == (f"{one['gap']:.1f}" if one["gap"] else "-")
+        assert int(cost) == round(one["cost"]["times_flops"])
+        if paired := one["versus_static"]:
+            assert versus == f"{paired['difference']:.1f} (p = {paired['p']:.2f})"
+    static, dent = (stored[name]["attacks"]["apgd-ce"]["percent"] for name in stored)
+    gain = f"keeps {static:.1f} % and dent+ {dent:.1f} %: {dent - static:.1f} points more"
+    assert gain in " ".join(readme.split())
