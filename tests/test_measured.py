@@ -149,6 +149,21 @@ def test_updates_of_robust_models_have_these_numbers() -> None:
         assert row["entropy"] == " / ".join(f"{one['entropy']:.2f}" for one in kinds)
 
 
+def test_causes_have_these_numbers() -> None:
+    stored = {
+        (one["defense"], one["batch_size"], one["images"]): one for one in read_json("updates-causes.json")
+    }
+    (table,) = read_tables("paper.md", "learning rate")
+    assert len(table) == 8
+    for row in table:
+        rate, size = row["learning rate"], int(row["batch size"])
+        of = ("dent" if size != 128 else f"dent:lr={rate}", size)
+        kinds = [stored[*of, kind] for kind in ("natural", "highest loss", "direct")]
+        shown = [float(row[kind]) for kind in ("natural", "transferred", "direct attack")]
+        assert shown == [pytest.approx(one["accuracy"], abs=0.051) for one in kinds]
+        assert row["entropy"] == " / ".join(f"{one['entropy']:.2f}" for one in kinds)
+
+
 def test_updates_of_nominal_models_have_these_numbers() -> None:
     rows = find_updates("updates-nominal.json", "first success")
     assert len(rows) == 8
