@@ -57,16 +57,34 @@ OFFLINE: dict[str, Callable[..., AttackResult]] = {
 
 
 def denying_updates(
-    defense: Model, static: Model, inputs: Tensor, labels: Labels, **settings: Any
+    defense: Model,
+    static: Model,
+    inputs: Tensor,
+    labels: Labels,
+    *,
+    eps: Eps,
+    norm: str = "linf",
+    attacks: Sequence[str | OwnAttack] = ("apgd-ce", "apgd-margin", "apgd-t"),
+    targets: int | None = None,
+    steps: int = 100,
+    restarts: int = 1,
+    mask: Tensor | None = None,
+    seed: int = 0,
 ) -> AttackResult:
     """Run the `offline` attacks and return the strongest batch, whole (the paper's section 4.5).
 
     The adversary's optimization is complete before the defense makes an update.
 
-    settings: those of `offline`.
+    static: the model without updates.
+    attacks: names of `OFFLINE`, or attacks of your own: functions, or texts "package.module:function".
+    targets: the number of classes that "apgd-t" tries, by the distance to their boundaries; three, or
+    all other classes if there are fewer, if it is None.
     """
-    results = offline(defense, static, inputs, labels, **settings)
-    return pick_strongest(defense, results.values(), settings.get("mask"))
+    results = offline(
+        defense, static, inputs, labels, eps=eps, norm=norm, attacks=attacks, targets=targets,
+        steps=steps, restarts=restarts, mask=mask, seed=seed,
+    )  # fmt: skip
+    return pick_strongest(defense, results.values(), mask)
 
 
 def denying_most_updates(
@@ -105,11 +123,6 @@ def offline(
 
     Points of highest loss transfer best (Croce et al., 2022), also those of inputs that the static model
     withstands. So every input stays in the search (`joint`), although the static model may not need it.
-
-    static: the model without updates.
-    attacks: names of `OFFLINE`, or attacks of your own: functions, or texts "package.module:function".
-    targets: the number of classes that "apgd-t" tries, by the distance to their boundaries; three, or
-    all other classes if there are fewer, if it is None.
     """
     if not attacks:
         raise ValueError(f"expected one attack or more, of: {', '.join(OFFLINE)}; got none")
