@@ -151,7 +151,8 @@ def test_updates_of_robust_models_have_these_numbers() -> None:
 
 def test_causes_have_these_numbers() -> None:
     stored = {
-        (one["defense"], one["batch_size"], one["images"]): one for one in read_json("updates-causes.json")
+        (one["defense"], one["batch_size"], one["images"]): one
+        for one in read_json("updates-causes.json")
     }
     (table,) = read_tables("paper.md", "learning rate")
     assert len(table) == 8
