@@ -238,7 +238,7 @@ def test_a_wrong_number_is_found(written: Path, both: list[Reproduction]) -> Non
 
 def test_the_overview_is_one_screen_and_leads_to_every_page(written: Path) -> None:
     text, folder = written.read_text(), written.with_suffix("")
-    assert len(text.splitlines()) < 55
+    assert len(text.splitlines()) < 50
     links = re.findall(r"\]\(results/([^)]+)\)", text)
     assert sorted(links) == sorted(path.name for path in folder.glob("*.md"))
     assert "**Small** is scale `cpu`: " in text

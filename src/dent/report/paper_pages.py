@@ -5,16 +5,15 @@ The pages put reproductions at several scales side by side. Every number of thei
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dent.paper.claims import Judgment, judge_claims
 from dent.paper.results import Measurement, Reproduction
 from dent.paper.tables import PaperTable, tables
-from dent.paper.verdicts import FAILS, HOLDS, SMALLER, Verdict
+from dent.paper.verdicts import FAILS, HOLDS, SMALLER
 from dent.report.blocks import EMPTY, Group, Note, Table, Value
-from dent.report.claims import CLAIM_NOTES, count_verdicts, evidence_lines, verdict_value
+from dent.report.claims import CLAIM_NOTES, evidence_lines, summarize_claims, verdict_value
 from dent.report.format import NOT_MEASURED, format_number, format_percent
 from dent.report.headlines import describe_n, headline_table, list_sentences
 from dent.report.paper import label_row, list_notes, name_models, name_table, title_table
@@ -69,12 +68,12 @@ def _write_overview(
     sizes = {name_size(one): one for one in reproductions}
     sentences = [text for size, one in sizes.items() for text in list_sentences(one, size)]
     parts = ["# The paper, reproduced", markdown_list(sentences)]
-    parts += [table_markdown(headline_table(sizes)), *_list_counts(judgments)]
+    parts.append(table_markdown(headline_table(sizes)))
     parts += [*_list_verdicts(judgments), "## Every number"]
     parts.append(markdown_list([*_list_links(folder), f"[All claims]({folder}/claims.md)"]))
     parts += [
         f"**{name_size(one).capitalize()}** is scale `{one.scale.name}`: {one.scale.describe()}. "
-        + _count_numbers(one)
+        + " ".join([_count_numbers(one), *summarize_claims(judgments[name_size(one)])])
         for one in reproductions
     ]
     return _join(parts)
@@ -104,17 +103,6 @@ def _count_numbers(reproduction: Reproduction) -> str:
         f"paper does not print; {left_out} are of models or settings that the scale does not have"
         + (f"; {waiting} are not measured yet." if waiting else ".")
     )
-
-
-def _list_counts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
-    for size, own in judgments.items():
-        here: Counter[Verdict] = Counter(one.verdict for one in own)
-        worst: Counter[Verdict] = Counter(one.worst_verdict for one in own if one.worst_verdict)
-        yield (
-            f"{size.capitalize()}: of {here.total()} claims of the paper, under its own kind of attack, "
-            f"{count_verdicts(here)}; of the {worst.total()} on robustness, in the worst case, "
-            f"{count_verdicts(worst)}."
-        )
 
 
 def _list_verdicts(judgments: Mapping[str, Sequence[Judgment]]) -> Iterator[str]:
