@@ -245,6 +245,29 @@ def test_the_overview_is_one_screen_and_leads_to_every_page(written: Path) -> No
     assert "**Large** is scale `cpu-large`: " in text
 
 
+def test_the_overview_lists_what_fails_in_the_worst_case_first(
+    both: list[Reproduction], written: Path
+) -> None:
+    judged = [one for each in both for one in judge_claims(each)]
+    fails = {one.claim.text for one in judged if one.worst_verdict == FAILS}
+    holds = {
+        one.claim.text
+        for one in judged
+        if HOLDS in (one.verdict, one.worst_verdict)
+        and not {FAILS, SMALLER} & {one.verdict, one.worst_verdict}
+    }
+    for title, claims in {"Does not hold in the worst case": fails, "Holds": holds}.items():
+        (section,) = re.findall(
+            rf"^## {title} \((?:\d+ of )?(\d+)\)\n\n(.*?)\n\n",
+            written.read_text(),
+            re.MULTILINE | re.DOTALL,
+        )
+        count, lines = section
+        assert int(count) == len(claims) > 0
+        for line in lines.splitlines():
+            assert any(line.startswith(f"- {text} (") for text in claims), line
+
+
 def test_a_model_that_is_not_there_is_shown_once_with_what_was_published(written: Path) -> None:
     page = (written.with_suffix("") / "table-3.md").read_text()
     lines = [line for table in rows_of(page) for line in table]
