@@ -4,12 +4,14 @@ The accuracy of a batch is drawn from a beta distribution, and its points from t
 correlation is that of two points of a batch; 0 means independent points. For tests, each batch favors
 one of two judgments by chance, and on average neither.
 
-    python benchmarks/intervals.py
+    python benchmarks/intervals.py [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +19,12 @@ from numpy.typing import NDArray
 from dent.evaluation.paired import Paired
 from dent.evaluation.results import Score
 from dent.intervals import student_quantile
+from dent.report.terminal import show_table
+from dent.storage import replace_file
 
 RESAMPLES = 1000
 Numbers = NDArray[np.float64]
+Row = dict[str, float]
 
 
 def draw_accuracies(
@@ -93,42 +98,61 @@ def measure_coverage_of_differences(
     return {name: cover(np.array(found) / 100, true) for name, found in ends.items()}
 
 
+def simulate(runs: int, size: int, seed: int) -> dict[str, list[Row]]:
+    """Return the shares of every case, in %: one list of rows for each table."""
+    rng = np.random.default_rng(seed)
+
+    def describe(found: dict[str, float], **case: float) -> Row:
+        return case | {name: 100 * share for name, share in found.items()}
+
+    return {
+        "coverage of 95 % intervals": [
+            describe(
+                measure_coverage(rng, batches, size, mean, correlation, runs),
+                batches=batches, correlation=correlation, accuracy=100 * mean,
+            )
+            for batches in (5, 8, 16)
+            for correlation in (0.0, 0.02, 0.1, 0.3)
+            for mean in (0.05, 0.4, 0.8)
+        ],
+        "p below 0.05 without a true difference": [
+            describe(
+                measure_false_positives(rng, batches, size, correlation, runs),
+                batches=batches, correlation=correlation,
+            )
+            for batches in (5, 6, 8, 16)
+            for correlation in (0.0, 0.1, 0.3)
+        ],
+        "coverage of 95 % intervals of a difference": [
+            describe(
+                measure_coverage_of_differences(rng, batches, size, favor, correlation, runs),
+                batches=batches, correlation=correlation, difference=round(30 * (2 * favor - 1)),
+            )
+            for batches in (5, 8, 16, 31)
+            for correlation in (0.0, 0.1, 0.3)
+            for favor in (0.5, 0.8)
+        ],
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=4000, help="Number of simulated runs of each case.")
     parser.add_argument("--size", type=int, default=32, help="Number of points in a batch.")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="File of the results.")
     asked = parser.parse_args()
-    rng = np.random.default_rng(asked.seed)
-    print("coverage of 95 % intervals, in %")
-    print("| batches | correlation | accuracy | Wilson | bootstrap | t | ours |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
-    for batches in (5, 8, 16):
-        for correlation in (0.0, 0.02, 0.1, 0.3):
-            for mean in (0.05, 0.4, 0.8):
-                found = measure_coverage(rng, batches, asked.size, mean, correlation, asked.runs)
-                figures = " | ".join(f"{100 * one:.1f}" for one in found.values())
-                print(f"| {batches} | {correlation:g} | {100 * mean:g} % | {figures} |")
-    print("\np below 0.05 without a true difference, in %")
-    print("| batches | correlation | McNemar | ours |\n|---:|---:|---:|---:|")
-    for batches in (5, 6, 8, 16):
-        for correlation in (0.0, 0.1, 0.3):
-            rates = measure_false_positives(rng, batches, asked.size, correlation, asked.runs)
-            figures = " | ".join(f"{100 * one:.1f}" for one in rates.values())
-            print(f"| {batches} | {correlation:g} | {figures} |")
-    print("\ncoverage of 95 % intervals of a difference, in %")
-    print(
-        "| batches | correlation | difference | as if independent | ours |\n|---:|---:|---:|---:|---:|"
-    )
-    for batches in (5, 8, 16, 31):
-        for correlation in (0.0, 0.1, 0.3):
-            for favor in (0.5, 0.8):
-                found = measure_coverage_of_differences(
-                    rng, batches, asked.size, favor, correlation, asked.runs
-                )
-                figures = " | ".join(f"{100 * one:.1f}" for one in found.values())
-                points = 30 * (2 * favor - 1)
-                print(f"| {batches} | {correlation:g} | {points:g} points | {figures} |")
+    tables = simulate(asked.runs, asked.size, asked.seed)
+    for title, rows in tables.items():
+        print(f"\n{title}, in %")
+        cases = ("batches", "correlation", "accuracy", "difference")
+        show_table(
+            [{key: f"{x:g}" if key in cases else f"{x:.1f}" for key, x in row.items()} for row in rows],
+            right=tuple(rows[0]),
+        )
+    if asked.json:
+        with replace_file(asked.json) as file:
+            file.write((json.dumps(tables, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Rank views by the first-order worst case of their mean: stage 0 of the search in `docs/winning.md`.
 
     python benchmarks/winning_views.py [--model resnet20-at] [--n 128] [--views frame1 "shift3,3+mirror"]
+        [--json FILE]
 
 If the margin to a class were linear, an attack could take eps times the dual norm of its gradient from
 it. A row has the share of images that this leaves, in %, for the view alone and for the mean with its
@@ -11,16 +12,20 @@ prove nothing.
 from __future__ import annotations
 
 import argparse
-from typing import NamedTuple
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import environment  # noqa: F401
 import torch
 from torch import Tensor
-from winning import MODELS, load_search_images
+from winning import MODELS, Target, load_search_images
 from winning_candidates import make_view
 
 from dent.attacks.fused import fuse_batch_norm
 from dent.attacks.search import Model
+from dent.report.terminal import show_table
+from dent.storage import replace_file
 
 RIVALS = 2  # classes that an attack is assumed to aim at
 WIDTH = 0.5  # of the sigmoid that counts images, in logits: a hard count says little of 128 images
@@ -29,6 +34,9 @@ VIEWS = (
     "frame1", "frame2", "frame3", "frame4", "gray1", "white1", "edge1", "pad2", "pad4",
     "scale0.8", "scale0.9", "scale1.2", "rotate10", "dim0.8", "dim0.9",
 )  # fmt: skip
+
+
+Row = dict[str, Any]
 
 
 class Linear(NamedTuple):
@@ -60,34 +68,46 @@ def linearize(network: Model, images: Tensor, labels: Tensor, rivals: Tensor, vi
     return Linear(margins.detach(), torch.stack(slopes, 1))
 
 
+def measure(network: Model, images: Tensor, labels: Tensor, view: str, target: Target) -> Row:
+    """Return what a view keeps, alone and in the mean with its mirror image."""
+    with torch.no_grad():
+        logits = network(images)
+    rivals = logits.scatter(1, labels[:, None], -torch.inf).topk(RIVALS).indices
+    plain, alone, mirrored = (
+        linearize(network, images, labels, rivals, one) for one in ("shift0,0", view, f"{view}+mirror")
+    )
+    both = Linear(*((one + two) / 2 for one, two in zip(alone, mirrored, strict=True)))
+    slope = alone.gradients[:, 0]
+    length = slope.abs().sum(1) if target.norm == "linf" else slope.norm(dim=1)
+    return {
+        "view": view,
+        "natural": alone.natural,
+        "left": alone.count_standing(target.eps, target.norm),
+        "natural with mirror": both.natural,
+        "left with mirror": both.count_standing(target.eps, target.norm),
+        "length": length.mean().item(),
+        "cosine": torch.cosine_similarity(slope, plain.gradients[:, 0]).mean().item(),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet20-at", choices=MODELS, help="Model to look at.")
     parser.add_argument("--n", type=int, default=128, help="Number of search images (default: 128).")
     parser.add_argument("--views", nargs="+", default=VIEWS, help="Views, as text.")
+    parser.add_argument("--json", type=Path, help="File of the results.")
     given = parser.parse_args()
     target = MODELS[given.model]
     model = target.load().eval().requires_grad_(False)
-    images, labels = load_search_images(given.n)
+    images, labels = load_search_images(target.data, given.n)
     network = fuse_batch_norm(model, images[:8])
-    with torch.no_grad():
-        logits = network(images)
-    rivals = logits.scatter(1, labels[:, None], -torch.inf).topk(RIVALS).indices
-    plain = linearize(network, images, labels, rivals, "shift0,0").gradients[:, 0]
+    rows = [measure(network, images, labels, view, target) for view in given.views]
     print(f"{given.model}, n = {given.n}, first order, nothing attacked")
-    print(f"{'view':16}  natural  left  with mirror: natural  left  length  cosine to the image's")
-    for view in given.views:
-        alone = linearize(network, images, labels, rivals, view)
-        other = linearize(network, images, labels, rivals, f"{view}+mirror")
-        both = Linear(*((one + two) / 2 for one, two in zip(alone, other, strict=True)))
-        slope = alone.gradients[:, 0]
-        length = (slope.abs().sum(1) if target.norm == "linf" else slope.norm(dim=1)).mean().item()
-        cosine = torch.cosine_similarity(slope, plain).mean().item()
-        left, mean = (one.count_standing(target.eps, target.norm) for one in (alone, both))
-        print(
-            f"{view:16}  {alone.natural:7.1f}  {left:4.1f}  {both.natural:20.1f}  {mean:4.1f}  "
-            f"{length:6.1f}  {cosine:6.2f}"
-        )
+    shown = [{key: one if key == "view" else f"{one:.2f}" for key, one in row.items()} for row in rows]
+    show_table(shown, right=tuple(rows[0])[1:])
+    if given.json:
+        with replace_file(given.json) as file:
+            file.write((json.dumps(rows, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -106,6 +106,15 @@ def test_natural_accuracies_of_all_test_images_have_these_numbers() -> None:
     assert len(table) >= 3
 
 
+def test_what_a_border_does_has_these_numbers() -> None:
+    """The rows name views in words, in the order of the file."""
+    views = ["shift0,0", "frame1", "frame2", "gray1", "white1", "edge1", "pad2", "pad4", "shift3,3"]
+    stored = {one["view"]: one for one in read_json("winning-views.json")}
+    (table,) = read_tables("winning.md", "view, alone")
+    for view, (_, *shown) in zip(views, map(dict.values, table), strict=True):
+        assert shown == [f"{stored[view][name]:.1f}" for name in ("natural", "left", "length")], view
+
+
 def test_the_table_of_the_claim_has_these_numbers() -> None:
     stored = {(one["adapts"], one["lr"]): one for one in read_json("claim.json").values()}
     (table,) = read_tables("winning.md", "adapts")
@@ -172,6 +181,22 @@ def test_updates_of_nominal_models_have_these_numbers() -> None:
         for kind in ("natural", "highest loss", "first success", "direct"):
             shown = float(row["direct attack" if kind == "direct" else kind])
             assert shown == pytest.approx(measured[kind]["accuracy"], abs=0.051), row
+
+
+# Intervals and tests
+
+
+@pytest.mark.parametrize(("place", "last"), enumerate(["accuracy", "", "difference"]))
+def test_simulated_statistics_have_these_numbers(place: int, last: str) -> None:
+    cases = ["batches", "correlation", *filter(None, [last])]
+    stored = list(read_json("intervals.json").values())[place]
+    by_case = {tuple(one.pop(name) for name in cases): list(one.values()) for one in stored}
+    table = read_tables("statistics.md", "batches")[place]
+    assert len(table) >= 5
+    for row in table:
+        texts = [text.removesuffix(" %").removesuffix(" points") for text in row.values()]
+        case, shown = tuple(map(float, texts[: len(cases)])), texts[len(cases) :]
+        assert shown == [f"{one:.1f}" for one in by_case[case]], row
 
 
 # What lazy attacks save

@@ -1,4 +1,4 @@
-"""Commands that measure what attacks leave: `benchmarks/updates.py` and `benchmarks/winning.py`."""
+"""Commands that measure what attacks leave: `updates.py`, `winning.py` and `winning_views.py`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import updates  # noqa: E402
 import winning  # noqa: E402
+import winning_views  # noqa: E402
 
 half = pytest.mark.skipif(
     not has_bfloat16(torch.device("cpu")), reason="this processor has no bfloat16 instructions"
@@ -132,3 +133,30 @@ def test_a_search_stays_in_its_precision(
     search(monkeypatch, tmp_path)
     with pytest.raises(ValueError, match="expected a search in float32, as static was begun"):
         search(monkeypatch, tmp_path, "--bfloat16")
+
+
+def test_first_order_is_exact_for_a_linear_network() -> None:
+    """The margin that eps leaves is that at the image moved against the margin's gradient."""
+    images, labels = torch.rand(5, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    rivals = torch.stack([(labels + 1) % 3, (labels + 2) % 3], 1)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3)).double()
+    linear = winning_views.linearize(network, images, labels, rivals, "shift0,0")
+    for place in range(2):
+        slope = linear.gradients[:, place]
+        logits = network(images - 0.1 * slope.sign().reshape(images.shape))
+        moved = (logits.gather(1, labels[:, None]) - logits.gather(1, rivals))[:, place]
+        torch.testing.assert_close(moved, linear.margins[:, place] - 0.1 * slope.abs().sum(1))
+
+
+def test_views_are_ranked_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winning_views, "load_search_images", lambda data, n: dent.load_data(data, n=n))
+    out = tmp_path / "views.json"
+    command = ["winning_views.py", "--n", "8", "--views", "shift0,0", "frame1", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    winning_views.main()
+    plain, framed = json.loads(out.read_text())
+    images, labels = dent.load_data("cifar10", n=8)
+    right = (dent.load_model("resnet20-at")(images).argmax(1) == labels).float().mean()
+    assert plain["natural"] == pytest.approx(100 * float(right))
+    assert plain["cosine"] == pytest.approx(1, abs=1e-5)
+    assert framed["length"] < plain["length"]  # the frame has no gradient
