@@ -1,13 +1,14 @@
 """Search a test-time defense that keeps more images than its static model under all attacks together.
 
     python benchmarks/winning.py --out FOLDER [--models resnet20-at 2b2] [--candidates static views]
-        [--stage 1] [--bfloat16] [--table]
+        [--stage 1] [--bfloat16] [--table] [--run FOLDER]
 
 `docs/winning.md` has the protocol. Stage 1 attacks the search images (training images that no shipped
 model saw), stage 2 the shipped test images. Stage "natural" attacks nothing, and counts natural accuracy
 on all 10,000 test images. Each pair of model and candidate is a JSON file in the
 folder, with all batches that are done; the same command continues there. `--table` attacks nothing and
-prints what is done. `--bfloat16` searches in bfloat16; what it finds is judged in float32.
+prints what is done. `--bfloat16` searches in bfloat16; what it finds is judged in float32. `--run` adds
+a run of `dent evaluate`, whose attacks are those of a suite, as stage "suite".
 
 An image that an attack breaks is broken and leaves. So a column "after ..." counts the images that stand
 after this attack and all before it, and the last one is the worst case.
@@ -35,6 +36,7 @@ from dent.attacks.adaptive import unrolled
 from dent.attacks.fused import fuse_batch_norm
 from dent.defense.defended import Defended, Method
 from dent.evaluation.paired import Paired, correct_pairs
+from dent.evaluation.pipeline import load_points, load_results
 from dent.precision import refuse_slow_bfloat16, search_in_bfloat16
 from dent.seeds import make_generator
 from dent.storage import replace_file
@@ -81,6 +83,9 @@ MODELS = {
         partial(dent.load_model, "resnet20-at-cifar100"), 8 / 255, "linf", "cifar100"
     ),
 }
+PRESETS = {"views:frame=1": "framed views 1", "crops": "frame 1, square 3"}  # named otherwise there
+SUITE = "suite"  # the stage of runs of `dent evaluate`
+SUMS = ("direct", "worst")  # verdicts of several attacks
 STAGES = {
     "1": Stage(load_search_images, 30, 3),
     "1-few": Stage(partial(load_search_images, n=64), 30, 3),
@@ -286,6 +291,29 @@ def run_model(name: str, chosen: list[str], stage: str, folder: Path, *, in_half
                 file.write((json.dumps(entry) + "\n").encode())
 
 
+def add_run(run: Path, folder: Path) -> str:
+    """Store what each defense of a run of `dent evaluate` keeps after each attack; return the model."""
+    points = load_points(run)
+    for one in load_results(run).cells:
+        if one.missing or one.convergence is None:
+            raise ValueError(f"expected a run that is done and has attacks, got {one.cell} in {run}")
+        attacks = {name: standing for name, standing in points[one.cell].items() if name not in SUMS}
+        name = PRESETS.get(one.cell.defense, one.cell.defense)
+        entry = {
+            "settings": str(CANDIDATES[name]),
+            "forwards": CANDIDATES[name].forwards,
+            "after": {
+                attack: [standing[image] for image in sorted(standing)]
+                for attack, standing in attacks.items()
+            },
+            "converged": one.convergence.converged,
+            "broken by the last doubling": one.convergence.change,
+        }
+        with replace_file(find_file(folder, one.cell.model, name, SUITE)) as file:
+            file.write((json.dumps(entry) + "\n").encode())
+    return one.cell.model
+
+
 def is_behind(candidate: str, done: dict[str, Entry]) -> bool:
     """Return True if fewer images stand than with the candidate's control, on the same images."""
     control, own = done.get(find_control(candidate)), done[candidate]
@@ -318,15 +346,22 @@ def main() -> None:
         "--candidates", nargs="+", default=list(CANDIDATES), choices=CANDIDATES, metavar="NAME",
         help="Candidates (default: all).",
     )  # fmt: skip
-    parser.add_argument("--stage", default="1", choices=STAGES, help="Images and attacks (default: 1).")
+    parser.add_argument(
+        "--stage", default="1", choices=[*STAGES, SUITE], help="Images and attacks (default: 1)."
+    )
     parser.add_argument("--bfloat16", action="store_true", help="Search in bfloat16, judge in float32.")
     parser.add_argument("--table", action="store_true", help="Print what is done; attack nothing.")
+    parser.add_argument(
+        "--run", type=Path, help="Folder of a run of dent evaluate to add; attack nothing."
+    )
     given = parser.parse_args()
     if given.bfloat16:
         refuse_slow_bfloat16(torch.device("cpu"))
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.run:
+        given.models, given.stage = [add_run(given.run, given.out)], SUITE
     for name in given.models:
-        if not given.table:
+        if not given.table and given.stage != SUITE:
             run_model(name, given.candidates, given.stage, given.out, in_half=given.bfloat16)
         files = {one: find_file(given.out, name, one, given.stage) for one in given.candidates}
         if done := {one: entry for one, file in files.items() if (entry := read_entry(file))}:

@@ -135,6 +135,23 @@ def test_a_search_stays_in_its_precision(
         search(monkeypatch, tmp_path, "--bfloat16")
 
 
+def test_a_run_of_a_suite_is_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small: dict[str, Any] = {"n": 8, "steps": 2, "batch_size": 4, "attacks": ["apgd-ce", "apgd-dlr"]}
+    results = dent.evaluate("resnet20-at", ["static", "crops"], out=tmp_path / "run", **small)
+    command = ["winning.py", "--out", str(tmp_path), "--run", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", command)
+    winning.main()
+    for cell, name in zip(results.cells, ("static", "frame 1, square 3"), strict=True):
+        entry = winning.read_entry(winning.find_file(tmp_path, "resnet20-at", name, "suite"))
+        natural, first, second = entry["after"].values()
+        assert len(natural) == 8
+        assert cell.natural is not None
+        assert cell.worst is not None
+        assert (sum(natural), sum(second)) == (cell.natural.correct, cell.worst.correct)
+        assert all(a >= b >= c for a, b, c in zip(natural, first, second, strict=True))
+        assert entry["converged"] is False
+
+
 def test_first_order_is_exact_for_a_linear_network() -> None:
     """The margin that eps leaves is that at the image moved against the margin's gradient."""
     images, labels = torch.rand(5, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
