@@ -193,6 +193,7 @@ def test_batches_of_two_cuts_that_share_points_are_one() -> None:
     assert pair_points(cut_to(8), cut_to(16, independent=True)).batches == 10
     assert pair_points(cut_to(16), cut_to(20)).batches == 1  # 0 to 79: each cut joins the other's
     assert pair_points(cut_to(8, True), cut_to(16, True)).p == 1.0
+    assert pair_points(cut_to(16, True), cut_to(20, True)).batches == 5  # no answer depends on either
 
 
 @pytest.mark.parametrize("independent", [False, True])

@@ -135,7 +135,7 @@ def test_an_attack_that_gains_nothing_is_not_doubled() -> None:
 
 
 def test_without_doublings_a_worst_case_is_an_upper_bound() -> None:
-    (cell,) = converge([FIRST_AT[1], FIRST_AT[2]], "joint", converge=None).cells
+    (cell,) = converge([FIRST_AT[1], FIRST_AT[2]], "joint", converge=False).cells
     found = cell.convergence
     assert found is not None
     assert (found.converged, found.doublings, found.change) == (False, 0, None)
@@ -157,6 +157,13 @@ def test_without_doublings_a_worst_case_is_an_upper_bound() -> None:
 )
 def test_full_converges_by_default(settings: dict[str, Any], most: int) -> None:
     assert Evaluation(**settings).most_doublings == most
+
+
+@pytest.mark.parametrize("idle", [{"doublings": 2}, {"doubling_cost": 1}])
+def test_doublings_that_would_not_happen_are_refused(idle: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(idle))}: expected converge too"):
+        Evaluation(**idle)
+    assert Evaluation(**idle, converge=False).most_doublings == 0  # switched off, for instance by a flag
 
 
 # Every attack of the table can be doubled

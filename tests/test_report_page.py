@@ -313,6 +313,19 @@ def test_variants_share_the_line_of_their_attack_and_own_attacks_have_one() -> N
     assert [one["href"] for one in page.of("a")] == ["#about-fpa"]  # rows are defenses
 
 
+def test_a_page_names_the_attacks_that_were_chosen_or_their_suite() -> None:
+    results = demo()
+
+    def name_attacks(**chosen: object) -> tuple[object, bool]:
+        asked = results.about["asked"] | {"suite": "quick", "attacks": []} | chosen
+        given = replace(results, about=results.about | {"asked": asked})
+        shown = [text for name, text in evaluation_page(given).facts if name == "attacks"]
+        return shown, "suite: " in results_markdown(given)
+
+    assert name_attacks() == (["quick"], True)
+    assert name_attacks(attacks=["square"]) == (["square"], False)
+
+
 def test_what_was_not_given_is_what_was_used() -> None:
     results = demo()
     asked = results.about["asked"] | {"defenses": [], "attacks": [], "eps": None, "n": None}

@@ -229,7 +229,8 @@ def correct_pairs(pairs: Sequence[Paired]) -> list[Paired]:
 def pair_points(first: JudgedPoints, second: JudgedPoints) -> Paired:
     """Compare two judgments on the points that both have.
 
-    If both depend on their batches, batches with points in common are taken as one.
+    If both depend on their batches, batches with points in common are taken as one. If neither does, the
+    batches are those of the first.
 
     >>> first = JudgedPoints({1: True, 2: True, 3: False})
     >>> pair_points(first, JudgedPoints({2: False, 3: False, 4: True})).only_first
@@ -237,7 +238,7 @@ def pair_points(first: JudgedPoints, second: JudgedPoints) -> Paired:
     """
     common = sorted(first.points.keys() & second.points.keys())
     dependent = [one for one in (first, second) if not one.independent]
-    cuts = [one.batch_of for one in dependent or (first, second)]
+    cuts = [one.batch_of for one in dependent or (first,)]
     known = [one for one in cuts if one is not None]
     are_known = len(known) == len(cuts)
     batches: dict[int, list[int]] = {}

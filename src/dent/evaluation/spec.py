@@ -232,6 +232,15 @@ class Evaluation(Declared):
                 raise_faults([f"eps: {error}"])
         return self
 
+    @model_validator(mode="after")
+    def _check_doublings(self) -> Self:
+        idle = [one for one in ("doublings", "doubling_cost") if one in self.model_fields_set]
+        if idle and self.converge is None and not self._is_full:
+            raise_faults(
+                [f"{one}: expected converge too; nothing is doubled without it" for one in idle]
+            )
+        return self
+
     @field_validator("n", mode="before")
     @classmethod
     def _read_count(cls, value: Any) -> Any:

@@ -31,7 +31,8 @@ from dent.report.text import (
     table_text,
 )
 
-FACTS = {"data": "data", "n": "images", "batch_size": "batch size", "suite": "attacks"}
+FACTS = {"data": "data", "n": "images", "batch_size": "batch size"}
+FACTS |= {"attacks": "attacks", "suite": "attacks"}  # the name of a suite stands for its attacks
 FACTS |= {"suite_version": "suite version", "seed": "seed", "mixed_precision": "searched in bfloat16"}
 NOT_RUN = "Not run: attacks that need what the defense lacks"
 NOTHING_EVALUATED = "Nothing was evaluated."
@@ -125,7 +126,9 @@ def results_markdown(results: Results) -> str:
 
 def _list_settings(results: Results) -> dict[str, object]:
     """Return what was asked, with what was used for settings that were not given."""
-    asked: dict[str, object] = results.about.get("asked", {})
+    asked: dict[str, object] = dict(results.about.get("asked", {}))
+    if asked.get("attacks"):
+        asked.pop("suite", None)  # the attacks were chosen instead of it
     used = _list_used(results)
     filled = {
         name: used[name] if value in (None, [], ()) and name in used else value
@@ -196,11 +199,8 @@ def _explain_run(results: Results) -> Glossary | None:
 def evaluation_page(results: Results) -> Page:
     """Return the page of an evaluation, with whatever the results hold."""
     settings = _list_settings(results)
-    facts = [
-        (title, format_setting(settings[name]))
-        for name, title in FACTS.items()
-        if settings.get(name) is not None
-    ]
+    known = {title: settings[name] for name, title in FACTS.items() if settings.get(name) is not None}
+    facts = [(title, format_setting(value)) for title, value in known.items()]
     models = dict.fromkeys(cell.cell.model for cell in results.cells)
     return Page(
         title="Evaluation" + (f" of {', '.join(models)}" if models else ""),

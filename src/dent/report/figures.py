@@ -284,8 +284,10 @@ def _draw_curve(title: str, points: Sequence[Mapping[str, Any]], x: str, y: str)
         looks[name] = plots.Look(color, *LINES[one["kind"]])
         drawn.append({**one, "series": name})
         number = Value(format_number(one["y"]), one["y"])
-        if "n" in one:
-            number = replace(number, details=(format_n(one["n"], one["batches"]),))
+        if "n" in one:  # an accuracy
+            number = Value(
+                format_percent(one["y"]), one["y"], details=(format_n(one["n"], one["batches"]),)
+            )
         if one.get("low") is not None:
             number = replace(number, interval=(one["low"], one["high"]))
         lines.append([Value(name), Value(f"{one['x']:g}", one["x"]), number])

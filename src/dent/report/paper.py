@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from dent.evaluation.attacks import find_attack
-from dent.evaluation.results import Score
 from dent.paper.claims import Judgment, judge_claims
 from dent.paper.results import Measurement, Reproduction
 from dent.paper.scales import Work
@@ -21,6 +21,7 @@ from dent.report.blocks import (
     Page,
     Table,
     Text,
+    Tone,
     Value,
     count_value,
 )
@@ -121,13 +122,18 @@ def _find_stand_in(one: Measurement) -> str | None:
 
 def _make_lines(numbers: Sequence[Measurement], interval_rows: bool) -> Iterator[list[Value]]:
     """Yield a line for each kind of number that there is; ours is there unless all are left out."""
+
+    def emphasize(value: Value, tone: Tone = "") -> Value:
+        interval = None if interval_rows else value.interval
+        return value if value.is_empty else replace(value, interval=interval, strong=True, tone=tone)
+
     lines = {
         "model": name_models(numbers),
         "published": [_published_value(one) for one in numbers],
-        "here": [_our_value(one, interval=not interval_rows) for one in numbers],
+        "here": [emphasize(our_value(one)) for one in numbers],
         INTERVAL: [_interval_value(one) for one in numbers] if interval_rows else [],
         "difference": [points_value(one.difference, sign="+") for one in numbers],
-        "worst case": [_worst_value(one.worst, interval=not interval_rows) for one in numbers],
+        "worst case": [emphasize(worst_value(one), "bad") for one in numbers],
     }
     for name, values in lines.items():
         is_ours = name == "here" and not all(one.is_left_out for one in numbers)
@@ -141,20 +147,23 @@ def _published_value(one: Measurement) -> Value:
     return Value(format_percent(published), published)
 
 
-def _our_value(one: Measurement, *, interval: bool) -> Value:
-    ends = one.interval if interval else None
-    return Value(format_number(one.ours), one.ours, ends, strong=True) if one.ours is not None else EMPTY
+def our_value(one: Measurement) -> Value:
+    """Return our number with its interval."""
+    if one.ours is None:
+        return EMPTY
+    text = format_percent(one.ours) if one.score else format_number(one.ours)
+    return Value(text, one.ours, one.interval)
+
+
+def worst_value(one: Measurement) -> Value:
+    """Return what stands in the worst case with its interval."""
+    if one.worst is None:
+        return EMPTY
+    return Value(format_percent(one.worst.percent), one.worst.percent, one.worst.interval)
 
 
 def _interval_value(one: Measurement) -> Value:
     return Value(format_interval(*one.interval), one.interval[0]) if one.interval else EMPTY
-
-
-def _worst_value(worst: Score | None, *, interval: bool) -> Value:
-    if worst is None:
-        return EMPTY
-    ends = worst.interval if interval else None
-    return Value(format_number(worst.percent), worst.percent, ends, strong=True, tone="bad")
 
 
 def list_notes(reproduction: Reproduction, table: PaperTable) -> list[Note]:

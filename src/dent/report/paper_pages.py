@@ -14,9 +14,17 @@ from dent.paper.tables import PaperTable, tables
 from dent.paper.verdicts import FAILS, HOLDS, SMALLER
 from dent.report.blocks import EMPTY, Group, Note, Table, Value
 from dent.report.claims import CLAIM_NOTES, evidence_lines, summarize_claims, verdict_value
-from dent.report.format import NOT_MEASURED, format_number, format_percent
+from dent.report.format import NOT_MEASURED, format_percent
 from dent.report.headlines import describe_n, headline_table, list_sentences
-from dent.report.paper import label_row, list_notes, name_models, name_table, title_table
+from dent.report.paper import (
+    label_row,
+    list_notes,
+    name_models,
+    name_table,
+    our_value,
+    title_table,
+    worst_value,
+)
 from dent.report.text import markdown_list, table_markdown
 
 SIZES = {"cpu": "small", "cpu-large": "large"}  # what the pages call a scale
@@ -240,25 +248,12 @@ def _make_group(title: str, rows: Sequence[tuple[str, Sequence[Measurement]]]) -
         label = label_row(size, numbers)
         if names := name_models(numbers):
             lines.append([Value(f"{size}, model"), *names])
-        lines.append([Value(label), *map(_our_value, numbers)])
+        lines.append([Value(label), *map(our_value, numbers)])
         if any(one.worst for one in numbers):
-            lines.append([Value(f"{size}, worst case"), *map(_worst_value, numbers)])
+            lines.append([Value(f"{size}, worst case"), *map(worst_value, numbers)])
         if any(one.n for one in numbers):
             lines.append([Value(f"{size}, n (batches)"), *(Value(describe_n(one)) for one in numbers)])
     return Group(lines, {"row": title})
-
-
-def _our_value(one: Measurement) -> Value:
-    if one.ours is None:
-        return EMPTY
-    text = format_percent(one.ours) if one.score else format_number(one.ours)
-    return Value(text, one.ours, one.interval)
-
-
-def _worst_value(one: Measurement) -> Value:
-    if one.worst is None:
-        return EMPTY
-    return Value(format_percent(one.worst.percent), one.worst.percent, one.worst.interval)
 
 
 def _join(parts: Sequence[str]) -> str:
