@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import dent
 from dent.attacks.fused import FusedModel, fuse_batch_norm
+from dent.evaluation.defenses import Subject
+from dent.evaluation.runners import find_faster_copy
 from dent.models import build
 
 
@@ -45,6 +47,28 @@ def test_the_shipped_model_has_no_normalization_left() -> None:
     faster = fuse_batch_norm(net, inputs)
     assert layers(net, nn.BatchNorm2d) == 19
     assert layers(faster, nn.BatchNorm2d) == 0
+
+
+@pytest.mark.parametrize("name", ["views", "crops", "hedge:steps=2", "energy:steps=2", "anti-adversary"])
+def test_a_defense_that_works_on_inputs_is_searched_without_normalization(name: str) -> None:
+    net, inputs = randomized(build("resnet20")), torch.rand(2, 3, 32, 32, dtype=torch.double)
+    defended = dent.defend(net, name)
+    faster = find_faster_copy(Subject(defended, net, defended, independent=True), inputs)
+    assert (layers(net, nn.BatchNorm2d), layers(faster, nn.BatchNorm2d)) == (19, 0)
+    inputs.requires_grad_()
+    torch.testing.assert_close(faster(inputs), defended(inputs))
+    ours, theirs = (
+        torch.autograd.grad(call(inputs).logsumexp(1).sum(), inputs)[0] for call in (faster, defended)
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["memo", "medbn", "dent+", "lame"])
+def test_a_defense_that_needs_its_layers_is_searched_as_it_is(name: str) -> None:
+    net, inputs = build("resnet20").eval(), torch.rand(2, 3, 32, 32)
+    defended = dent.defend(net, name)
+    subject = Subject(defended, net, defended, independent=name == "memo")
+    assert find_faster_copy(subject, inputs) is defended
 
 
 def test_a_layer_that_is_called_twice_is_not_fused() -> None:

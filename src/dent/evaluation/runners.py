@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dent.attacks import AttackResult, adaptive, apgd_targeted
 from dent.attacks.autoattack import ATTACKS as DIRECT
-from dent.attacks.fused import fuse_batch_norm
+from dent.attacks.fused import FusedModel, fuse_batch_norm
+from dent.defense.defended import Defended
 from dent.evaluation.defenses import NO_STATIC, AnyDefense, Subject
 
 
@@ -28,12 +29,26 @@ def attack_model(
     mask: Tensor,
     **options: Any,
 ) -> AttackResult:
-    joint = not subject.independent
     # The search runs on a faster copy; what it made is scored on the model itself, as always.
-    is_plain = subject.model is subject.static and not joint
-    model = fuse_batch_norm(subject.model, inputs) if is_plain else subject.model
+    model, joint = find_faster_copy(subject, inputs), not subject.independent
     options = _limit_targets(subject, inputs, options)
     return attack(model, inputs, labels, mask=mask, joint=joint, **options)
+
+
+def find_faster_copy(subject: Subject, inputs: Tensor) -> Any:
+    """Return a copy of the model as deployed with the same answers, or the model if there is none.
+
+    Batch norms are fused where nothing adapts them and no input sees another: in a static model, and
+    below a defense that works on inputs alone, such as `views` or `hedge`.
+    """
+    model = subject.model
+    if not subject.independent:
+        return model
+    if isinstance(model, Defended) and model.settings.needs == "nothing":
+        fused = fuse_batch_norm(model.model, inputs)
+        return Defended(fused.net, model.settings) if isinstance(fused, FusedModel) else model
+    is_plain = model is subject.static
+    return fuse_batch_norm(subject.model, inputs) if is_plain else model
 
 
 def attack_static(
