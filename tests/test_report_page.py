@@ -279,18 +279,6 @@ def test_the_battle_opens_on_the_defense_of_the_headline_and_on_the_strongest_at
     assert "Why 32 images" in str(battle.notes[1])
 
 
-def test_a_battle_of_an_older_run_is_one_recording() -> None:
-    results = demo()
-    cells = tuple(
-        replace(one, battle=made[1] | {"right": None}) if (made := list_recordings(one.battle)) else one
-        for one in results.cells
-    )
-    page = evaluation_page(replace(results, cells=cells))
-    (battle,) = [block for block in page.blocks if isinstance(block, Battle)]
-    assert [len(one.recordings) for one in battle.records] == [1, 1, 1]
-    assert battle.records[0].captions[0].endswith("10 steps on a batch of 32 images.")
-
-
 def test_names_of_attacks_link_to_a_line_that_explains_them() -> None:
     page = Elements(report_html(demo()))
     lines = {str(one.get("id")) for one in page.of("div") if str(one.get("id")).startswith("about-")}

@@ -155,12 +155,8 @@ def list_recordable(subject: Subject, lacks: Iterable[str]) -> list[str]:
 
 
 def list_recordings(battle: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the recordings that show images, the strongest attack first.
-
-    The battle of an older run is a single recording.
-    """
-    made: list[dict[str, Any]] = (battle or {}).get("recordings", [battle or {}])
-    return [one for one in made if one.get("images")]
+    """Return the recordings that show images, the strongest attack first."""
+    return [one for one in (battle or {}).get("recordings", []) if one["images"]]
 
 
 def choose_telling(

@@ -44,10 +44,8 @@ def make_record(cell: Cell, battle: Mapping[str, Any] | None) -> Record | None:
 
 
 def _caption_recording(recording: Mapping[str, Any], defense: str) -> str:
-    about = RECORDED.get(recording["attack"], "An attack, recorded step by step")
+    about, right = RECORDED.get(recording["attack"], "An attack, recorded"), recording["right"]
     text = f"{about}. {recording['steps']} steps on a batch of {recording['batch']} images"
-    if not (right := recording.get("right")):
-        return f"{text}."
     ends = f"the static model is right on {right['static']}, {defense} on {right['defended']}"
     return f"{text}; at the end, {ends}."
 
