@@ -6,13 +6,20 @@ import json
 import re
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dent.evaluation.paired import Paired
+from dent.paper.tables import tables
+
 ROOT = Path(__file__).parent.parent
 DOCS, BENCHMARKS = ROOT / "docs", ROOT / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+import winning  # noqa: E402
+
 CALLED = {"views:frame=1": "framed views 1", "crops": "frame 1, square 3"}  # in the search
 ADAPTS = {
     "test statistics (norm)": "dent:statistics=test",
@@ -42,6 +49,46 @@ def read_tables(page: str, column: str) -> list[list[dict[str, str]]]:
 
 def read_json(name: str) -> Any:
     return json.loads((BENCHMARKS / name).read_text())
+
+
+# Prose
+
+FIGURE = re.compile(
+    r"(?<![\w.\-/])\d+(?:\.\d+(?:e-\d+)?|e-\d+)(?![\w.\-/])"
+)  # with a point or an exponent
+CITED = {
+    "paper.md": {"84.36", "88.02"},  # of RobustBench
+    "statistics.md": {"0.05"},  # the level of a test
+    "winning.md": {"0.19"},  # p of the natural accuracies, which has a test of its own
+}
+
+
+@pytest.mark.parametrize("page", ["paper.md", "presets.md", "statistics.md", "winning.md"])
+def test_figures_in_sentences_are_those_of_the_tables(page: str) -> None:
+    """Or a difference within a column, or a number that the paper printed."""
+    columns: dict[tuple[int, int, int], list[str]] = {}
+    sentences = []
+    text = re.sub(r"```.*?```|`[^`]*`", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            sentences.append(line)
+            continue
+        for column, cell in enumerate(line.strip("|").split("|")):
+            for place, figure in enumerate(FIGURE.findall(cell)):
+                # The number of lines of text before it tells which table this is.
+                columns.setdefault((len(sentences), column, place), []).append(figure)
+    shown = {figure for column in columns.values() for figure in column}
+    differences = {
+        f"{abs(float(one) - float(other)):.1f}"
+        for column in columns.values()
+        for one, other in combinations(column, 2)
+    }
+    numbers = (one.published for table in tables().values() for one in table.references().values())
+    printed = {f"{number:.1f}" for number in numbers if number is not None}
+    known = shown | differences | printed | CITED.get(page, set())
+    figures = FIGURE.findall(" ".join(sentences))
+    assert figures
+    assert [figure for figure in figures if figure not in known] == []
 
 
 # The search for a defense that wins
@@ -106,6 +153,22 @@ def test_natural_accuracies_of_all_test_images_have_these_numbers() -> None:
     assert len(table) >= 3
 
 
+def test_no_natural_accuracy_differs_beyond_chance() -> None:
+    """The smallest p by McNemar, and by Holm over all candidates, as the page says."""
+    smallest = 1.0
+    for row in read_tables("winning.md", "natural accuracy of")[0]:
+        control = read_search(row["natural accuracy of"], "static", "natural")["natural"]
+        pairs = {}
+        for name in list(row)[2:]:
+            only, lost = map(int, re.findall(r"(\d+) / (\d+)", row[name])[0])
+            pairs[name] = Paired(len(control), lost, only, sum(control) - lost)
+        corrected = winning.correct_for_all(pairs).values()
+        smallest = min(
+            smallest, *(1.0 if one.p_corrected is None else one.p_corrected for one in corrected)
+        )
+    assert f"the smallest p is {smallest:.2g}" in (DOCS / "winning.md").read_text()
+
+
 def test_what_a_border_does_has_these_numbers() -> None:
     """The rows name views in words, in the order of the file."""
     views = ["shift0,0", "frame1", "frame2", "gray1", "white1", "edge1", "pad2", "pad4", "shift3,3"]
@@ -116,14 +179,18 @@ def test_what_a_border_does_has_these_numbers() -> None:
 
 
 def test_the_table_of_the_claim_has_these_numbers() -> None:
-    stored = {(one["adapts"], one["lr"]): one for one in read_json("claim.json").values()}
+    stored = {(one["adapts"], one["lr"]): one for one in read_json("claim.json")["rows"]}
     (table,) = read_tables("winning.md", "adapts")
     assert len(table) == len(stored)
     for row in table:
         one = stored[row["adapts"], float(row["lr"])]
-        _, _, *shown = row.values()
+        _, _, *accuracies, gain, cosine = row.values()
         names = ("natural", "stale", "exact", "transfer")
-        assert shown == [*(f"{one[name]:.1f}" for name in names), f"{one['cosine']:.2f}"]
+        assert accuracies == [f"{one[name]:.1f}" for name in names], row
+        low, high = one["gain_interval"]
+        assert gain == f"{one['gain']:+.1f} ({low:+.1f} to {high:+.1f})", row
+        assert cosine == f"{one['cosine']:.2f}"
+        assert one["n"] == 256
 
 
 # What updates do
