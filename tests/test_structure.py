@@ -12,7 +12,17 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "dent"
 
 # Modules that belong to no room: any room may import them, and they import none.
-GROUND = {"clusters", "declared", "flags", "intervals", "loggers", "names", "seeds", "storage"}
+GROUND = {
+    "clusters",
+    "declared",
+    "devices",
+    "flags",
+    "intervals",
+    "loggers",
+    "names",
+    "seeds",
+    "storage",
+}
 GROUND |= {"precision", "texts", "theme"}
 # The other rooms that each room may import; a room that is not here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -35,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "clusters": {"psutil", "ray"},
     "declared": {"pydantic"},
+    "devices": {"torch"},
     "flags": {"pydantic", "typer"},
     "loggers": {"torch", "wandb"},
     "precision": {"torch"},

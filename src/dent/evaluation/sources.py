@@ -18,6 +18,7 @@ from dent.attacks.own import OwnAttack
 from dent.data import Dataset, open_data
 from dent.defense import LowDiversityWarning, is_independent
 from dent.defense.own import is_import_path, refuse_continual
+from dent.devices import find_device
 from dent.evaluation.attacks import Attack, find_attack
 from dent.evaluation.behavior import (
     is_dynamic,
@@ -309,13 +310,6 @@ def cut_batches(n: int, size: int, *, seed: int) -> tuple[Tensor, ...]:
     """
     batches: tuple[Tensor, ...] = torch.randperm(n, generator=make_generator(seed, 1)).split(size)
     return batches
-
-
-def find_device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise ValueError(f"expected a device that this machine has, got {name!r}: {error}") from error
 
 
 def copy_to(model: Any, device: torch.device) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dent.defense import defend, is_independent
 from dent.defense.own import import_defense, is_import_path
+from dent.devices import find_device
 from dent.models import load_model
 from dent.serving.answers import Answer, ModelError, answer_batch, count_updates
 from dent.serving.batches import BatchRecord, Reply
@@ -42,10 +43,11 @@ class Service:
 
 def load_defense(serving: Serving) -> tuple[Any, nn.Module]:
     """Load the defense and its static model; raise ValueError if the settings do not fit together."""
-    static = load_model(serving.model).to(serving.device)
+    device = find_device(serving.device)
+    static = load_model(serving.model, device=device)
     text = serving.defense
     defense = import_defense(text, static) if is_import_path(text) else defend(static, text)
-    inputs = torch.zeros(1, 3, *serving.size, device=serving.device)
+    inputs = torch.zeros(1, 3, *serving.size, device=device)
     try:
         answer_batch(defense, inputs, classes=serving.classes, static=static)
     except ModelError as error:
