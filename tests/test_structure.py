@@ -27,7 +27,7 @@ GROUND |= {"precision", "texts", "theme"}
 # The other rooms that each room may import; a room that is not here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "defense": set(),
-    "testing": {"defense"},
+    "testing": {"attacks", "defense"},
     "attacks": set(),
     "models": set(),
     "data": set(),

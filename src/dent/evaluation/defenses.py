@@ -17,6 +17,7 @@ from dent.defense.own import check_made, import_defense, is_import_path
 from dent.defense.text import format_defense
 from dent.evaluation.digests import describe, digest_model, digest_object, name_of
 from dent.names import accepts, import_function
+from dent.testing import count_updates
 from dent.texts import join_lines
 
 DYNAMIC = "dynamic"  # the row of a model that adapts inside of its forward pass
@@ -139,14 +140,6 @@ NO_STATIC = (
 NO_ADAPT = (
     "the defense has no adapt(inputs) and predict(inputs, state); give it both to run these attacks"
 )
-
-
-def count_updates(defense: Any) -> int | None:
-    """Return the number of updates of a call; None if the defense does not say, by `updates`."""
-    updates = getattr(defense, "updates", None)
-    if updates is None or (isinstance(updates, int) and not isinstance(updates, bool) and updates >= 0):
-        return updates
-    raise ValueError(f"expected `updates` of the defense as an integer >= 0, got {updates!r}")
 
 
 def find_parts(defense: Any, inputs: Tensor) -> dict[str, str]:

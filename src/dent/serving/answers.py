@@ -15,6 +15,7 @@ from dent.defense import PRESETS, Dent
 from dent.defense.dent.checks import check_logits, check_shape
 from dent.defense.dent.descent import entropy
 from dent.names import accepts
+from dent.testing import count_updates
 
 
 class Prediction(BaseModel):
@@ -77,7 +78,7 @@ def answer_batch(
     >>> answer.name in "ab", len(answer.static.probabilities), answer.steps
     (True, 2, 3)
     """
-    own = count_updates(defense)
+    own = count_steps(defense)
     count = own if steps is None else steps
     if steps is not None and not (own is not None and 0 <= steps <= own):
         expected = "none, because this defense does not take them" if own is None else f"0 to {own}"
@@ -123,10 +124,10 @@ def _compute_logits(defense: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, 
         return before, after, _get_static(defense)(inputs) if changed else before
 
 
-def count_updates(defense: Any) -> int | None:
+def count_steps(defense: Any) -> int | None:
     """Return the number of updates that a call makes and `adapt` can make fewer of; None if unknown."""
-    updates, adapt = getattr(defense, "updates", None), getattr(defense, "adapt", None)
-    return updates if isinstance(updates, int) and adapt and accepts(adapt, "steps") else None
+    updates, adapt = count_updates(defense), getattr(defense, "adapt", None)
+    return updates if adapt and accepts(adapt, "steps") else None
 
 
 def _ask_any(
@@ -142,8 +143,8 @@ def _ask_any(
             if steps is None
             else defense.predict(inputs, defense.adapt(inputs, steps=steps))
         )
-        before = after if count_updates(defense) == 0 else plain
-        if count_updates(defense):
+        before = after if count_steps(defense) == 0 else plain
+        if count_steps(defense):
             before = defense.predict(inputs, defense.adapt(inputs, steps=0))
     for logits in (before, after, plain):
         check_shape(logits, inputs, type(defense).__name__)
