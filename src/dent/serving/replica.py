@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dent.defense import defend
-from dent.defense.own import import_defense, is_import_path
+from dent.defense.own import is_import_path, make_by_text
 from dent.devices import find_device
 from dent.models import load_model
 from dent.serving.answers import Answer, ModelError, answer_batch, count_steps
@@ -45,8 +44,7 @@ def load_defense(serving: Serving) -> tuple[Any, nn.Module]:
     """Load the defense and its static model; raise ValueError if the settings do not fit together."""
     device = find_device(serving.device)
     static = load_model(serving.model, device=device)
-    text = serving.defense
-    defense = import_defense(text, static) if is_import_path(text) else defend(static, text)
+    defense = make_by_text(serving.defense, static)
     inputs = torch.zeros(1, 3, *serving.size, device=device)
     try:
         answer_batch(defense, inputs, classes=serving.classes, static=static)
