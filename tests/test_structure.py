@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # The packages that a room may import besides the standard library; extras are imported where needed.
 OUTSIDE: dict[str, set[str]] = {
-    "clusters": {"psutil", "ray"},
+    "clusters": {"psutil", "ray", "torch"},
     "declared": {"pydantic"},
     "devices": {"torch"},
     "flags": {"pydantic", "typer"},
