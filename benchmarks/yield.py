@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 import dent
 from dent.evaluation.attacks import Forwards, find_attack
-from dent.evaluation.defenses import Subject, count_updates, find_parts
+from dent.evaluation.defenses import Subject, find_parts
 from dent.evaluation.suites import ADAPTIVE, explain_missing, format_attack, parse_attack
 from dent.report.terminal import progress_bar
 from dent.storage import replace_file
+from dent.testing import count_updates
 
 Entry = dict[str, Any]  # of one attack on one defense of one model
 

@@ -89,6 +89,14 @@ def make_lying(model: nn.Module) -> Lying:
     return Lying(model)
 
 
+def make_negative(model: nn.Module) -> Centered:
+    return Centered(model, updates=-2)
+
+
+def make_true(model: nn.Module) -> Centered:
+    return Centered(model, updates=True)
+
+
 class Mortal(Centered):
     """A defense that kills its process at its n-th call, if the environment says n."""
 
@@ -226,6 +234,12 @@ class Coin(Plain):
 class UndeclaredCoin(Coin):
     randomized = False
     independent = None
+
+
+class SilentCoin(Coin):
+    """It is independent, as it declares, but does not declare that it is random."""
+
+    randomized = False
 
 
 class SharedCoin(Coin):

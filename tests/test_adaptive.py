@@ -29,9 +29,10 @@ class Centered:
     After k updates the state is (1 - 2^-k) times the mean, which is subtracted from the inputs.
     """
 
-    def __init__(self, linear: nn.Linear, updates: int = 3) -> None:
+    def __init__(self, linear: nn.Linear, updates: int = 3, gradient: Gradient = "stale") -> None:
         self.linear = linear
         self.updates = updates
+        self.gradient = gradient
 
     def adapt(
         self,
@@ -41,7 +42,7 @@ class Centered:
         steps: int | None = None,
         gradient: Gradient | None = None,
     ) -> Tensor:
-        source = inputs if gradient == "unrolled" else inputs.detach()
+        source = inputs if (gradient or self.gradient) == "unrolled" else inputs.detach()
         state = torch.zeros_like(source[0]) if start is None else start
         for _ in range(self.updates if steps is None else steps):
             state = state + (source.mean(0) - state) / 2
@@ -130,7 +131,7 @@ def test_the_gradients_of_a_defense_with_a_closed_form() -> None:
         Unrolled(defense): wrong[3] - (1 - 2.0**-3) * wrong[3].mean(0),
         Averaged(defense, 3): torch.stack(wrong).mean(0),
         Short(defense, 2): wrong[2],
-        Short(defense, 1, gradient="unrolled"): wrong[1] - 0.5 * wrong[1].mean(0),
+        Short(Centered(defense.linear, 3, "unrolled"), 1): wrong[1] - 0.5 * wrong[1].mean(0),
     }
     for view, error in expected.items():
         gradient = compute_view_gradient(defense, view, inputs, labels)

@@ -228,6 +228,14 @@ def test_a_dry_run_of_what_can_be_done(dent: Command, monkeypatch: pytest.Monkey
     assert order == sorted(order)
 
 
+def test_a_dry_run_on_a_device_that_is_not_there(dent: Command) -> None:
+    for device in ("quantum", "cuda:99"):
+        said = dent("reproduce", "text-protocol", "--scale", "smoke", "--dry-run", "--device", device)
+        assert said.code == 2
+        assert said.err.startswith(f"dent: expected a device that this machine has, got '{device}'")
+        assert len(said.err.splitlines()) == 1
+
+
 def test_another_number_of_images_but_for_tables_that_have_their_own(
     dent: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,8 @@ def images() -> Tensor:
         ("own_defenses:Inside", False, None),
         ("own_defenses:Each", True, None),
         ("own_defenses:Coin", False, None),
+        ("own_defenses:UndeclaredCoin", False, None),
+        ("own_defenses:SilentCoin", False, None),
         ("own_defenses:SharedCoin", False, None),
     ],
 )
@@ -64,6 +66,8 @@ def test_clients_share_batches_only_if_no_answer_depends_on_another_image(
         ("own_defenses:ChangesModel", "unchanged model"),
         ("own_defenses:OneRow", "expected a model of images of 8 x 8|breaks a promise: logits"),
         ("own_defenses:make_nothing", "to return a defense"),
+        ("own_defenses:make_negative", "expected `updates` of the defense as an integer >= 0, got -2"),
+        ("own_defenses:make_true", "expected `updates` of the defense as an integer >= 0, got True"),
         ("own_defenses:missing", "has no 'missing'"),
     ],
 )

@@ -165,6 +165,8 @@ def test_clients_do_not_share_batches_of_a_model_that_depends_on_them(
     [
         ({"model": "resnet2"}, "resnet20"),
         ({"classes": "cat,dog"}, "names for the 10 classes"),
+        ({"device": "quantum"}, "expected a device that this machine has, got 'quantum'"),
+        ({"device": "cuda:99"}, "expected a device that this machine has, got 'cuda:99'"),
         ({"model": "of_mine:model"}, "expected a model of images of 32 x 32 pixels, got: "),
     ],
 )

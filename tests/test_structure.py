@@ -12,12 +12,22 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "dent"
 
 # Modules that belong to no room: any room may import them, and they import none.
-GROUND = {"clusters", "declared", "flags", "intervals", "loggers", "names", "seeds", "storage"}
+GROUND = {
+    "clusters",
+    "declared",
+    "devices",
+    "flags",
+    "intervals",
+    "loggers",
+    "names",
+    "seeds",
+    "storage",
+}
 GROUND |= {"precision", "texts", "theme"}
 # The other rooms that each room may import; a room that is not here may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "defense": set(),
-    "testing": {"defense"},
+    "testing": {"attacks", "defense"},
     "attacks": set(),
     "models": set(),
     "data": set(),
@@ -33,8 +43,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # The packages that a room may import besides the standard library; extras are imported where needed.
 OUTSIDE: dict[str, set[str]] = {
-    "clusters": {"psutil", "ray"},
+    "clusters": {"psutil", "ray", "torch"},
     "declared": {"pydantic"},
+    "devices": {"torch"},
     "flags": {"pydantic", "typer"},
     "loggers": {"torch", "wandb"},
     "precision": {"torch"},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import IPv6Address, ip_address
 from socket import create_connection
@@ -121,6 +122,25 @@ def count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def list_variables(threads: int) -> dict[str, str]:
+    """Return the environment variables that a worker needs before it loads torch."""
+    needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return needed | {name: os.environ[name] for name in ("DENT_HOME",) if name in os.environ}
+
+
+def prepare_worker(threads: int, folder: str, path: Sequence[str]) -> None:
+    """Have this worker compute with so many threads, and find files and modules as the program does.
+
+    folder, path: the current folder of the program that started Ray, and where it finds modules.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    with suppress(OSError):  # on another machine it may not be there
+        os.chdir(folder)
+    sys.path += [place for place in path if place not in sys.path]
 
 
 @contextmanager

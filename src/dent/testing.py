@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dent.attacks.findings import LARGEST_DIFFERENCE, measure_difference
 from dent.defense import Defended, Dent, is_independent
 from dent.names import accepts
-from dent.seeds import use_seed
+from dent.seeds import preserve_random_state, use_seed
 
 __all__ = ["BrokenPromiseError", "check_defense"]
 
@@ -64,6 +65,61 @@ def refuse_broken_promises(
     faults = [str(fault) for fault in find_faults(defense, inputs) if fault.promise in promises]
     if faults:
         raise ValueError(f"{of}: the defense breaks a promise: {'; '.join(faults)}")
+
+
+# What a defense may declare, as evaluation and serving read it.
+
+
+def count_updates(defense: Any) -> int | None:
+    """Return the number of updates of a call; None if the defense does not say, by `updates`."""
+    updates = getattr(defense, "updates", None)
+    if updates is None or (isinstance(updates, int) and not isinstance(updates, bool) and updates >= 0):
+        return updates
+    raise ValueError(f"expected `updates` of the defense as an integer >= 0, got {updates!r}")
+
+
+def find_independence(
+    model: Callable[[Tensor], Any],
+    inputs: Tensor,
+    declared: bool | None,
+    *,
+    is_own: bool,
+    of: str,
+    check: Callable[[Callable[[Tensor], Any], Tensor], bool] = is_independent,
+) -> bool:
+    """Return what a defense declares; if it is the user's or declares nothing, check it on the inputs.
+
+    Raise ValueError if the user's own declares to be independent and is not.
+    """
+    if declared is not None and not (is_own and declared):
+        return bool(declared)
+    with preserve_random_state(str(inputs.device)):
+        found = check(model, inputs)
+    if declared and not found:
+        refuse_broken_promises(model, inputs[:2], of=of)  # another one may be the cause
+        raise ValueError(
+            f"{of}: the defense declares independent = True, but it answers inputs otherwise together "
+            "than one by one; set independent = False"
+        )
+    return found
+
+
+def is_random(model: Callable[[Tensor], Any], inputs: Tensor) -> bool:
+    """Return True if answers differ with the random seed, and agree if the seeds do.
+
+    >>> is_random(torch.nn.Dropout(), torch.rand(2, 9)), is_random(torch.nn.ReLU(), torch.rand(2, 9))
+    (True, False)
+    """
+    with torch.no_grad():
+        first, other, again = (_call(model, inputs, seed) for seed in (0, 1, 0))
+    return differ(first, other) and not differ(first, again)
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Return True if two answers differ by more than rounding. What is no tensor is no answer."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
+        return False
+    return one.numel() > 0 and measure_difference(one, other) > LARGEST_DIFFERENCE
 
 
 class Fault(NamedTuple):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
 
+from dent.defense import defend
 from dent.defense.catalog import DEFENSES
 from dent.defense.dent.online import Online
+from dent.defense.text import format_defense
 from dent.names import import_function, is_function_path
 
 
@@ -20,6 +23,27 @@ def is_import_path(text: str) -> bool:
     """
     name = text.partition(":")[0]
     return name not in DEFENSES and is_function_path(text)
+
+
+def name_defense(asked: Any, *, own: Collection[str] = ()) -> str:
+    """Return the one text of a defense: its name if it is in memory, its import path or its settings.
+
+    own: names of those in memory.
+
+    >>> name_defense(" package.mine:make"), name_defense("dent: steps=10, lr=1e-3")
+    ('package.mine:make', 'dent:steps=10')
+    """
+    if isinstance(asked, str) and (asked in own or is_import_path(asked)):
+        return asked.strip()
+    try:
+        return format_defense(asked)
+    except TypeError as error:  # which pydantic would not collect with other faults
+        raise ValueError(str(error)) from error
+
+
+def make_by_text(text: str, model: nn.Module) -> Any:
+    """Return the defense of a text or an import path, on a model."""
+    return import_defense(text, model) if is_import_path(text) else defend(model, text)
 
 
 def import_defense(path: str, model: nn.Module) -> Any:

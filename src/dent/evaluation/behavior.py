@@ -1,4 +1,4 @@
-"""What a model does when it is asked: whether it adapts, changes itself, or draws random numbers."""
+"""What a model does when it is asked: whether it adapts, changes itself, or mixes its inputs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dent.attacks.findings import LARGEST_DIFFERENCE, count_backward_passes, measure_difference
+from dent.attacks.findings import count_backward_passes
 from dent.evaluation.digests import digest_model
 from dent.seeds import use_seed
+from dent.testing import differ
 
 
 def ask(model: Callable[[Tensor], Any], inputs: Tensor, seed: int = 0) -> Any:
     """Return the model's answer with torch's random numbers from this seed, without a gradient."""
     with use_seed(seed, str(inputs.device)), torch.no_grad():
         return model(inputs)
-
-
-def is_random(model: Callable[[Tensor], Any], inputs: Tensor) -> bool:
-    """Return True if answers differ with the random seed, and agree if the seeds do.
-
-    >>> is_random(torch.nn.Dropout(), torch.rand(2, 9)), is_random(torch.nn.ReLU(), torch.rand(2, 9))
-    (True, False)
-    """
-    first, other, again = (ask(model, inputs, seed) for seed in (0, 1, 0))
-    return _differ(first, other) and not _differ(first, again)
 
 
 def is_independent_at_random(model: Callable[[Tensor], Any], inputs: Tensor) -> bool:
@@ -39,7 +30,7 @@ def is_independent_at_random(model: Callable[[Tensor], Any], inputs: Tensor) -> 
     for row in range(len(inputs)):
         others = inputs.flip(0) / 2
         others[row] = inputs[row]
-        if _differ(first[row : row + 1], ask(model, others)[row : row + 1]):
+        if differ(first[row : row + 1], ask(model, others)[row : row + 1]):
             return False
     return True
 
@@ -51,7 +42,7 @@ def is_dynamic(module: nn.Module, inputs: Tensor) -> bool:
     """
     copied = _copy(module)
     first = ask(copied, inputs)
-    return _differ(first, ask(copied, inputs)) or count_backward_passes(copied, inputs) > 0
+    return differ(first, ask(copied, inputs)) or count_backward_passes(copied, inputs) > 0
 
 
 def start_clean(module: nn.Module, inputs: Tensor) -> nn.Module:
@@ -59,7 +50,7 @@ def start_clean(module: nn.Module, inputs: Tensor) -> nn.Module:
     copied = _copy(module)
     before = digest_model(copied)
     first, again = (ask(copied, inputs) for _ in range(2))
-    changes = _differ(first, again) or digest_model(copied) != before
+    changes = differ(first, again) or digest_model(copied) != before
     return FreshCopies(module) if changes else module
 
 
@@ -89,10 +80,3 @@ def _copy(module: nn.Module) -> nn.Module:
         return deepcopy(module)
     except Exception:
         return module
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Return True if two answers differ by more than rounding. What is no tensor is no answer."""
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)) or one.shape != other.shape:
-        return False
-    return one.numel() > 0 and measure_difference(one, other) > LARGEST_DIFFERENCE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,21 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from dent.defense import DEFENSES, Defended, Dent, Method, Settings, defend
-from dent.defense.own import check_made, import_defense, is_import_path
+from dent.defense.own import check_made, is_import_path, make_by_text, name_defense
 from dent.defense.text import format_defense
 from dent.evaluation.digests import describe, digest_model, digest_object, name_of
 from dent.names import accepts, import_function
+from dent.testing import count_updates
 from dent.texts import join_lines
 
 DYNAMIC = "dynamic"  # the row of a model that adapts inside of its forward pass
 PARTS = ("start", "steps", "gradient")  # optional arguments of adapt()
-
-
-def format_any_defense(asked: Any, own: Sequence[str] = ()) -> str:
-    """Return the one text of a defense: its name if it is in memory, its import path or its settings."""
-    if isinstance(asked, str) and (asked in own or is_import_path(asked)):
-        return asked.strip()
-    return format_defense(asked)
 
 
 def name_defenses(asked: Any) -> tuple[list[Any] | None, dict[str, Any]]:
@@ -44,14 +38,10 @@ def name_defenses(asked: Any) -> tuple[list[Any] | None, dict[str, Any]]:
         asked,
         "defense",
         is_text=lambda one: isinstance(one, str | Mapping),
-        is_listed=lambda one, name: isinstance(one, str | Mapping) and _has_name(one, name),
+        is_listed=lambda one, name: isinstance(one, str | Mapping) and name_defense(one) == name,
         is_taken=lambda name: name.partition(":")[0] in (DYNAMIC, *DEFENSES),
         read=_read_own,
     )
-
-
-def _has_name(asked: str | Mapping[str, Any], name: str) -> bool:
-    return (asked if isinstance(asked, str) and is_import_path(asked) else format_defense(asked)) == name
 
 
 def _read_own(one: Any, name: str) -> Any:
@@ -103,7 +93,7 @@ def make_defense(text: str, own: Mapping[str, Any], static: nn.Module) -> Any:
     if text in own:
         given = own[text]
         return check_made(given if is_defense(given) else given(static), text)
-    return import_defense(text, static) if is_import_path(text) else defend(static, text)
+    return make_by_text(text, static)
 
 
 @dataclass(frozen=True)
@@ -139,14 +129,6 @@ NO_STATIC = (
 NO_ADAPT = (
     "the defense has no adapt(inputs) and predict(inputs, state); give it both to run these attacks"
 )
-
-
-def count_updates(defense: Any) -> int | None:
-    """Return the number of updates of a call; None if the defense does not say, by `updates`."""
-    updates = getattr(defense, "updates", None)
-    if updates is None or (isinstance(updates, int) and not isinstance(updates, bool) and updates >= 0):
-        return updates
-    raise ValueError(f"expected `updates` of the defense as an integer >= 0, got {updates!r}")
 
 
 def find_parts(defense: Any, inputs: Tensor) -> dict[str, str]:

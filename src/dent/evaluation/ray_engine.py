@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -53,7 +53,7 @@ def start_workers(
             num_cpus=threads,
             num_gpus=gpus,
             max_retries=RETRIES,
-            runtime_env={"env_vars": _list_variables(threads)} if is_shared else None,
+            runtime_env={"env_vars": clusters.list_variables(threads)} if is_shared else None,
         )
         engine = RayEngine(ray, remote, ray.put(luggage), slots)
         try:
@@ -72,7 +72,7 @@ def connect_ray(
     room = torch.cuda.device_count() if _count_gpus(device) else max(1, cores // threads)
     return clusters.connect(
         address, cpus=(workers or room) * threads, store=clusters.OBJECT_STORE + extra,
-        variables=_list_variables(threads),
+        variables=clusters.list_variables(threads),
         system={"task_oom_retries": RETRIES},  # else it would try for ever
     )  # fmt: skip
 
@@ -154,20 +154,11 @@ def _move_to_cpu(held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unpack(luggage: bytes) -> Sources:
     threads, folder, path, packed = pickle.loads(luggage)
-    torch.set_num_threads(threads)
-    with suppress(OSError):  # on another machine it may not be there
-        os.chdir(folder)
-    sys.path += [place for place in path if place not in sys.path]
+    clusters.prepare_worker(threads, folder, path)
     sources: Sources = pickle.loads(packed)
     if sources.evaluation.device.startswith("cuda"):  # the only GPU that a worker sees
         sources.evaluation = sources.evaluation.replace(device="cuda")
     return sources
-
-
-def _list_variables(threads: int) -> dict[str, str]:
-    """Return the environment variables that a worker needs before it loads torch."""
-    needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return needed | {name: os.environ[name] for name in ("DENT_HOME",) if name in os.environ}
 
 
 def _import_ray() -> Any:

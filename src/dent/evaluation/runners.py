@@ -89,7 +89,7 @@ def attack_states(
     attack: Callable[..., AttackResult], subject: Subject, inputs: Tensor, labels: Tensor, **options: Any
 ) -> AttackResult:
     """Attack all states of the adaptation."""
-    return attack_defense(attack, subject, inputs, labels, updates=subject.updates or 0, **options)
+    return attack_defense(attack, subject, inputs, labels, updates=subject.updates, **options)
 
 
 def shorten_updates(
@@ -103,14 +103,17 @@ def shorten_updates(
     share: float = 0.5,
     **options: Any,
 ) -> AttackResult:
-    """Run an attack on the defense with a share of its updates, or with `updates` of them."""
-    updates = count_share(subject.updates, share) if updates is None else updates
+    """Run an attack on the defense with a share of its updates, or with `updates` of them.
+
+    A defense that does not say its updates gets no such attack: see `needs` in the table of attacks.
+    """
+    updates = count_share(subject.defense.updates, share) if updates is None else updates
     return run(attack, subject, inputs, labels, updates=updates, **options)
 
 
-def count_share(updates: int | None, share: float) -> int:
+def count_share(updates: int, share: float) -> int:
     """Return a share of the updates, at least one."""
-    return max(int(share * (updates or 0)), 1)
+    return max(int(share * updates), 1)
 
 
 def _limit_targets(subject: Subject, inputs: Tensor, options: dict[str, Any]) -> dict[str, Any]:

@@ -18,13 +18,9 @@ from dent.attacks.own import OwnAttack
 from dent.data import Dataset, open_data
 from dent.defense import LowDiversityWarning, is_independent
 from dent.defense.own import is_import_path, refuse_continual
+from dent.devices import find_device
 from dent.evaluation.attacks import Attack, find_attack
-from dent.evaluation.behavior import (
-    is_dynamic,
-    is_independent_at_random,
-    is_random,
-    start_clean,
-)
+from dent.evaluation.behavior import is_dynamic, is_independent_at_random, start_clean
 from dent.evaluation.defenses import (
     DYNAMIC,
     Subject,
@@ -39,8 +35,8 @@ from dent.evaluation.own_attacks import check_call, import_attack, make_own_atta
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.suites import is_own_path
 from dent.models import find_class_names, load_model
-from dent.seeds import make_generator, preserve_random_state
-from dent.testing import refuse_broken_promises
+from dent.seeds import make_generator
+from dent.testing import find_independence, is_random, refuse_broken_promises
 
 
 @dataclass
@@ -258,24 +254,11 @@ class Sources:
     def _find_independence(
         self, cell: Cell, model: Any, declared: bool | None, randomized: bool
     ) -> bool:
-        """Return what the defense declares; if it is not ours or declares nothing, see whether it is so.
-
-        Attacks drop inputs from a batch if the answers are independent.
-        """
+        """Return True if no answer depends on its batch; attacks then drop inputs from a batch."""
         is_own = self.is_own(cell)
-        if declared is not None and not (is_own and declared):
-            return bool(declared)
         few = self._read_few(8 if is_own else 2)
-        with preserve_random_state(self.evaluation.device):
-            found = (is_independent_at_random if randomized else is_independent)(model, few)
-        if declared and not found:
-            # Another broken promise may be the cause.
-            refuse_broken_promises(model, self._read_few(2), of=str(cell))
-            raise ValueError(
-                f"{cell}: the defense declares independent = True, but it answers inputs otherwise "
-                "together than one by one; set independent = False"
-            )
-        return found
+        check = is_independent_at_random if randomized else is_independent
+        return find_independence(model, few, declared, is_own=is_own, of=str(cell), check=check)
 
     def batches(self) -> tuple[Tensor, ...]:
         """Return the batches, as indices of the data set."""
@@ -309,13 +292,6 @@ def cut_batches(n: int, size: int, *, seed: int) -> tuple[Tensor, ...]:
     """
     batches: tuple[Tensor, ...] = torch.randperm(n, generator=make_generator(seed, 1)).split(size)
     return batches
-
-
-def find_device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise ValueError(f"expected a device that this machine has, got {name!r}: {error}") from error
 
 
 def copy_to(model: Any, device: torch.device) -> Any:

@@ -21,7 +21,8 @@ from pydantic import (
 
 from dent.attacks.checks import check_radius
 from dent.declared import Declared, Number, raise_faults
-from dent.evaluation.defenses import DYNAMIC, format_any_defense
+from dent.defense.own import name_defense
+from dent.evaluation.defenses import DYNAMIC
 from dent.evaluation.suites import Suite, format_attack, parse_attacks, slugify
 from dent.texts import join_lines
 
@@ -99,7 +100,7 @@ def _format_with(format_name: Callable[[Any], str]) -> Callable[[Any], str]:
 
 def _format_defense(value: Any, info: ValidationInfo) -> str:
     own = info.data.get("own", ())
-    return _format_with(lambda asked: format_any_defense(asked, own))(value)
+    return _format_with(lambda asked: name_defense(asked, own=own))(value)
 
 
 def _format_attack(value: Any, info: ValidationInfo) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from dent.data import open_data
+from dent.devices import find_device
 from dent.evaluation import Evaluation
 from dent.evaluation.digests import digest_model
 from dent.evaluation.estimate import time_forward
@@ -299,6 +300,7 @@ def estimate_tables(
     known: Collection[str] = (),
 ) -> list[WorkEstimate]:
     """Return an estimate for each evaluation that the tables need, each once, without the known ones."""
+    torch_device = find_device(device)
     rows, seen = [], set(known)
     speeds: dict[str, tuple[float | None, str | None]] = {}
     for table in chosen:
@@ -308,7 +310,7 @@ def estimate_tables(
                 continue
             seen.add(key)
             if work.model not in speeds:
-                speeds[work.model] = _time_model(work, device)
+                speeds[work.model] = _time_model(work, torch_device)
             seconds, trouble = speeds[work.model]
             count = count_forwards(work)
             rows.append(
@@ -328,7 +330,7 @@ def estimate_tables(
     return rows
 
 
-def _time_model(work: Work, device: str) -> tuple[float | None, str | None]:
+def _time_model(work: Work, device: torch.device) -> tuple[float | None, str | None]:
     """Return the seconds of a forward for each image, and why the model cannot be loaded, or None.
 
     The time does not depend on the weights: the untrained architecture takes as long.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from dent.defense import PRESETS, Dent
+from dent.defense import Dent
 from dent.defense.dent.checks import check_logits, check_shape
 from dent.defense.dent.descent import entropy
 from dent.names import accepts
+from dent.testing import count_updates
 
 
 class Prediction(BaseModel):
@@ -77,21 +77,30 @@ def answer_batch(
     >>> answer.name in "ab", len(answer.static.probabilities), answer.steps
     (True, 2, 3)
     """
-    own = count_updates(defense)
+    own = count_steps(defense)
     count = own if steps is None else steps
+    known = getattr(defense, "model", None) if static is None else static
     if steps is not None and not (own is not None and 0 <= steps <= own):
         expected = "none, because this defense does not take them" if own is None else f"0 to {own}"
         raise ValueError(f"steps: expected {expected}, the defense's own, got {steps}")
     start = perf_counter()
     try:
-        if isinstance(defense, Dent):
-            before, after, plain_logits = _compute_logits(defense, inputs, count or 0)
-        else:
-            known = getattr(defense, "model", None) if static is None else static
-            before, after, plain_logits = _ask_any(defense, known, inputs, steps)
+        if known is None:
+            raise ValueError(
+                "expected a defense with its static model as `model`, or `static`, got neither"
+            )
+        with torch.no_grad():
+            if isinstance(defense, Dent):
+                logits = _ask_dent(defense, known, inputs, count or 0)
+            else:
+                logits = _ask_any(defense, known, inputs, steps)
+        for one in logits:
+            check_shape(one, inputs, type(defense).__name__)
+            check_logits(one, type(defense).__name__)
     except Exception as error:  # of whatever kind: the defense may be a user's own
         raise ModelError(f"the model cannot answer: {error}") from error
     seconds = perf_counter() - start
+    before, after, plain_logits = logits
     return [
         Answer(
             label=defended.label,
@@ -112,52 +121,37 @@ def answer_batch(
     ]
 
 
-def _compute_logits(defense: Dent, inputs: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+def _ask_dent(
+    defense: Dent, static: nn.Module, inputs: Tensor, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits of the defended model before and after its updates, and of the static one."""
-    with torch.no_grad():
-        state = defense.adapt(inputs, steps=steps, gradient="stale")
-        after = defense.predict(inputs, state)
-        before = state.trace.logits[0] if steps else after
-        changed = defense.settings.blur != "off" or defense.settings.test_share > 0
-        # If the defense changes neither inputs nor statistics, the first update saw the static model.
-        return before, after, _get_static(defense)(inputs) if changed else before
+    state = defense.adapt(inputs, steps=steps, gradient="stale")
+    after = defense.predict(inputs, state)
+    before = state.trace.logits[0] if steps else after
+    # If the defense changes neither inputs nor statistics, the first update saw the static model.
+    changed = defense.settings.blur != "off" or defense.settings.test_share > 0
+    return before, after, static(inputs) if changed or static is not defense.model else before
 
 
-def count_updates(defense: Any) -> int | None:
+def count_steps(defense: Any) -> int | None:
     """Return the number of updates that a call makes and `adapt` can make fewer of; None if unknown."""
-    updates, adapt = getattr(defense, "updates", None), getattr(defense, "adapt", None)
-    return updates if isinstance(updates, int) and adapt and accepts(adapt, "steps") else None
+    updates, adapt = count_updates(defense), getattr(defense, "adapt", None)
+    return updates if adapt and accepts(adapt, "steps") else None
 
 
 def _ask_any(
-    defense: Any, static: nn.Module | None, inputs: Tensor, steps: int | None
+    defense: Any, static: nn.Module, inputs: Tensor, steps: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three logits of `_compute_logits`, of a defense that is not dent."""
-    if static is None:
-        raise ValueError("expected a defense with its static model as `model`, or `static`, got neither")
-    with torch.no_grad():
-        plain = static(inputs)
-        after = (
-            defense(inputs)
-            if steps is None
-            else defense.predict(inputs, defense.adapt(inputs, steps=steps))
-        )
-        before = after if count_updates(defense) == 0 else plain
-        if count_updates(defense):
-            before = defense.predict(inputs, defense.adapt(inputs, steps=0))
-    for logits in (before, after, plain):
-        check_shape(logits, inputs, type(defense).__name__)
-        check_logits(logits, type(defense).__name__)
+    """Return the three logits of `_ask_dent`, of a defense that is not dent."""
+
+    def answer(steps: int) -> Tensor:
+        logits: Tensor = defense.predict(inputs, defense.adapt(inputs, steps=steps))
+        return logits
+
+    own, plain = count_steps(defense), static(inputs)
+    after = defense(inputs) if steps is None else answer(steps)
+    before = answer(0) if own else plain if own is None else after
     return before, after, plain
-
-
-_STATIC: WeakKeyDictionary[Dent, Dent] = WeakKeyDictionary()  # one for each defense
-
-
-def _get_static(defense: Dent) -> Dent:
-    if defense not in _STATIC:
-        _STATIC[defense] = Dent(defense.model, PRESETS["static"], name="static")
-    return _STATIC[defense]
 
 
 def _list_predictions(logits: Tensor, classes: Sequence[str]) -> list[Prediction]:

@@ -7,11 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import ray
-import torch
 from ray import serve
 from ray._private import ray_constants
 from ray.exceptions import RayActorError
@@ -19,6 +17,7 @@ from ray.serve._private import replica as ray_replica
 from ray.serve.exceptions import DeploymentUnavailableError
 from torch import Tensor
 
+from dent.clusters import prepare_worker
 from dent.serving.app import Admission, Token, make_app
 from dent.serving.batches import Batches, Reply
 from dent.serving.inputs import Refusal
@@ -82,17 +81,11 @@ def lower_proxies() -> None:
 
 
 class Model:
-    """A replica of the model in its own process.
-
-    folder, path: the current folder of the program that serves, and where it finds modules.
-    """
+    """A replica of the model in its own process. folder, path: see `dent.clusters.prepare_worker`."""
 
     def __init__(self, serving: Serving, threads: int, folder: str, path: list[str]) -> None:
         listen_locally()
-        torch.set_num_threads(threads)
-        with suppress(OSError):  # another machine may not have the folder
-            os.chdir(folder)
-        sys.path += [place for place in path if place not in sys.path]
+        prepare_worker(threads, folder, path)
         self.serving = serving
         self.replica = Replica(serving, *load_defense(serving))
 

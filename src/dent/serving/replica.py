@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dent.defense import defend, is_independent
-from dent.defense.own import import_defense, is_import_path
+from dent.defense.own import is_import_path, make_by_text
+from dent.devices import find_device
 from dent.models import load_model
-from dent.serving.answers import Answer, ModelError, answer_batch, count_updates
+from dent.serving.answers import Answer, ModelError, answer_batch, count_steps
 from dent.serving.batches import BatchRecord, Reply
 from dent.serving.settings import Serving
-from dent.testing import refuse_broken_promises
+from dent.testing import find_independence, is_random, refuse_broken_promises
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Service:
 
 def load_defense(serving: Serving) -> tuple[Any, nn.Module]:
     """Load the defense and its static model; raise ValueError if the settings do not fit together."""
-    static = load_model(serving.model).to(serving.device)
-    text = serving.defense
-    defense = import_defense(text, static) if is_import_path(text) else defend(static, text)
-    inputs = torch.zeros(1, 3, *serving.size, device=serving.device)
+    device = find_device(serving.device)
+    static = load_model(serving.model, device=device)
+    defense = make_by_text(serving.defense, static)
+    inputs = torch.zeros(1, 3, *serving.size, device=device)
     try:
         answer_batch(defense, inputs, classes=serving.classes, static=static)
     except ModelError as error:
@@ -59,7 +59,7 @@ def load_defense(serving: Serving) -> tuple[Any, nn.Module]:
 def describe_service(serving: Serving) -> Service:
     """Load the model once, to find what is wrong before a server starts, and describe it."""
     defense, _ = load_defense(serving)
-    steps = count_updates(defense)
+    steps = count_steps(defense)
     if serving.shed and steps is None:
         raise ValueError(
             f"shed: expected a defense that can make fewer updates, got {serving.defense}; give its "
@@ -84,21 +84,15 @@ def describe_service(serving: Serving) -> Service:
 
 
 def _find_independence(serving: Serving, defense: Any) -> bool:
-    """Return True if no answer depends on its batch: as dent's defenses declare, or else as is tried.
+    """Return True if no answer depends on its batch.
 
-    One that is random cannot be compared, and is not taken to be independent.
+    A user's own that is random cannot be compared, and is not taken to be independent.
     """
+    is_own, images = is_import_path(serving.defense), _draw_images(serving)
+    if is_own and (getattr(defense, "randomized", False) or is_random(defense, images)):
+        return False
     declared = getattr(defense, "independent", None)
-    is_own = is_import_path(serving.defense)
-    if declared is not None and not (is_own and declared):
-        return bool(declared)
-    found = is_independent(defense, _draw_images(serving))
-    if declared and not found and not getattr(defense, "randomized", False):
-        raise ValueError(
-            f"{serving.defense}: the defense declares independent = True, but it answers images "
-            "otherwise together than one by one; set independent = False"
-        )
-    return found
+    return find_independence(defense, images, declared, is_own=is_own, of=serving.defense)
 
 
 def _draw_images(serving: Serving) -> Tensor:

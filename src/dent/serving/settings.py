@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from dent.data.cifar import CIFAR10, CIFAR100
 from dent.declared import Declared
-from dent.defense.own import is_import_path
-from dent.defense.text import format_defense
+from dent.defense.own import name_defense
 
 TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "": 1}
@@ -24,16 +23,6 @@ def read_name(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"expected a name, got {value!r}")
     return value
-
-
-def read_defense(value: Any) -> str:
-    """Return the one text of a defense of dent's list, or the import path of another."""
-    if isinstance(value, str) and is_import_path(value):
-        return value.strip()
-    try:
-        return format_defense(value)
-    except TypeError as error:  # which pydantic would not collect with the other faults
-        raise ValueError(str(error)) from error
 
 
 def read_seconds(value: Any) -> float:
@@ -115,7 +104,7 @@ class Serving(Declared):
     model: Name = Field(
         "resnet20-at", description="Model, see `dent list models` (default: resnet20-at)"
     )
-    defense: Annotated[str, BeforeValidator(read_defense)] = Field(
+    defense: Annotated[str, BeforeValidator(name_defense)] = Field(
         "dent+solo",  # independent, so that clients can share batches
         description="Defense, such as dent+, hedge:steps=5 or package.module:function; static is none"
         " (default: dent+solo)",

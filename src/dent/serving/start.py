@@ -11,7 +11,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dent.clusters import Address, check_open_ports, connect, count_cores, list_open_ports
+from dent.clusters import (
+    Address,
+    check_open_ports,
+    connect,
+    count_cores,
+    list_open_ports,
+    list_variables,
+)
 from dent.serving.settings import Serving
 
 try:
@@ -89,7 +96,7 @@ def serve_until_stopped(
 def start_ray(serving: Serving, address: str | None = None) -> AbstractContextManager[bool]:
     """Start Ray for this server alone, or join a running cluster, until the end of the block."""
     threads = count_threads(serving)
-    needed = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", **KEEP_MEMORY, **LEAN}
+    needed = list_variables(threads) | KEEP_MEMORY | LEAN
     return connect(
         address, cpus=serving.most_replicas * threads, variables=needed, system={"worker_niceness": 0}
     )

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dent.devices import find_device
 from dent.precision import has_bfloat16, refuse_slow_bfloat16
 
 
@@ -70,14 +71,11 @@ def is_first() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def find_device(device: str) -> torch.device:
+def find_own_device(name: str) -> torch.device:
     """Return the device of this process. Under `torchrun`, each process has its own GPU."""
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        raise ValueError(f"expected a device that this machine has, got {device!r}: {error}") from error
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    return find_device(name)
 
 
 def choose_half(

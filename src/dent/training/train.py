@@ -23,7 +23,7 @@ from dent.training.machine import (
     Processes,
     choose_half,
     describe_arithmetic,
-    find_device,
+    find_own_device,
     join_processes,
 )
 from dent.training.recipe import Recipe
@@ -68,7 +68,7 @@ def train(
     Under `torchrun`, every process takes its part of each batch.
     Raise TrainingError when the model diverges or collapses; the checkpoint is then the last good one.
     """
-    torch_device, folder, dataset = find_device(device), Path(out), match_start(dataset, start)
+    torch_device, folder, dataset = find_own_device(device), Path(out), match_start(dataset, start)
     with join_processes(torch_device) as processes, _lock_first(folder, processes):
         check_sizes(dataset, recipe, processes)
         model = make_model(architecture, dataset, recipe, mean=mean, std=std)

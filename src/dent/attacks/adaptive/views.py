@@ -114,7 +114,6 @@ def short(
     updates: int,
     eps: Eps,
     norm: str = "linf",
-    gradient: Gradient | None = None,
     attack: GradientAttack = apgd,
     **settings: Any,
 ) -> AttackResult:
@@ -122,11 +121,11 @@ def short(
 
     That is cheaper, and its gradient can be better than the one behind all updates.
 
-    gradient: "stale" or "unrolled"; the default of the defense if it is None.
     attack: the gradient attack. settings: its other settings.
     """
-    view = Short(defense, updates, gradient=gradient)
-    return attack_through_view(attack, defense, view, inputs, labels, eps=eps, norm=norm, **settings)
+    return attack_through_view(
+        attack, defense, Short(defense, updates), inputs, labels, eps=eps, norm=norm, **settings
+    )
 
 
 def lazy(
@@ -271,22 +270,17 @@ class Short(Generic[State]):
     """The defense with fewer updates.
 
     It is exact if the defense makes no more updates; the first call finds out.
-
-    gradient: "stale" or "unrolled"; the default of the defense if it is None.
     """
 
-    def __init__(
-        self, defense: DynamicDefense[State], updates: int, *, gradient: Gradient | None = None
-    ) -> None:
+    def __init__(self, defense: DynamicDefense[State], updates: int) -> None:
         check_numbers(updates=updates)
         self.defense = defense
         self.updates = updates
-        self.gradient = gradient
         self.exact = False
         self._is_checked = False
 
     def __call__(self, points: Tensor) -> Iterator[Tensor]:
-        state = self.defense.adapt(points, steps=self.updates, gradient=self.gradient)
+        state = self.defense.adapt(points, steps=self.updates)
         logits = self.defense.predict(points, state)
         yield logits
         if not self._is_checked:
