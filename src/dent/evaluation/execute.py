@@ -27,7 +27,7 @@ from dent.evaluation.behavior import FreshCopies, ask
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.defenses import Subject
 from dent.evaluation.paired import JudgedPoints
-from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit
+from dent.evaluation.plan import BATTLE_STEPS, FEW, SUBMISSIONS, WHOLE, Unit
 from dent.evaluation.results import Score, score_points
 from dent.evaluation.sources import Sources, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
@@ -48,7 +48,6 @@ from dent.seeds import use_seed
 from dent.storage import replace_file
 from dent.texts import join_lines
 
-SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
 ROUNDS = 3  # number of timed forwards
 
 

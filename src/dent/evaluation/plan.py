@@ -14,7 +14,6 @@ from torch import Tensor
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
 from dent.attacks.reference import import_reference
-from dent.defense import Method, Settings
 from dent.defense.text import parse_settings
 from dent.evaluation.attacks import Attack, Forwards, Kind, find_attack
 from dent.evaluation.own_attacks import describe_own
@@ -39,6 +38,7 @@ WHOLE = -1  # the batch of a unit that takes all points at once
 FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
 BATTLE_STEPS = 10  # steps of each attack that `BATTLE` records
 ANSWERS_ABOUT = 16  # number of answers that `ABOUT` asks of the model
+SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,9 @@ class Plan:
         """Return about how many images go through the static model, at most."""
         size = self._size(unit.batch, unit.attack)
         cost = Forwards(self.updates[unit.cell] or 0, size, self.answers[unit.cell])
+        submissions = SUBMISSIONS if self.randomized[unit.cell] else 1
         if unit.attack == NATURAL:
-            return size * cost.answer
+            return size * submissions * cost.answer
         if unit.attack == ABOUT:
             return min(size, FEW) * ANSWERS_ABOUT * cost.answer
         if unit.attack == BATTLE:
@@ -179,10 +180,11 @@ class Plan:
             direct, others = (BATTLE_STEPS + 3) * cost.gradient, 2 * (BATTLE_STEPS + 3) * cost.answer
             return min(size, FEW) * (direct + others + 8 * BATTLE_STEPS)
         names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
-        options = self.options(unit)
-        return size * sum(
-            find_attack(name, self.own_attacks).count_forwards(cost, options) for name in names
-        )
+        attacks, options = [find_attack(name, self.own_attacks) for name in names], self.options(unit)
+        searched = sum(attack.count_forwards(cost, options) for attack in attacks)
+        if unit.attack == PROTOCOL or attacks[0].kind == "scenario":  # their search is their judge
+            submissions = 1
+        return size * (searched + (submissions - 1) * cost.answer)
 
     def cost(self, cell: Cell, attack: str) -> float:
         """Return about how many forwards of the static model an attack takes for each input, at most."""
@@ -300,12 +302,10 @@ def make_plan(sources: Sources) -> Plan:
             raise ValueError(f"{cell}: {join_lines(error)}") from error
         if sources.is_own(cell):
             refuse_broken_promises(subject.defense, inputs, of=str(cell))
-        settings = getattr(subject.defense, "settings", None)
-        known = settings.forwards if isinstance(settings, Settings | Method) else None
         facts[cell] = Facts(
             subject.updates,
             subject.independent,
-            Forwards(subject.updates or 0, known=known).answer,
+            Forwards(subject.updates or 0, known=subject.forwards).answer,
             lacks,
             subject.randomized,
         )
