@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import dent
 from dent.evaluation import evaluate
 from dent.evaluation.attacks import Forwards, find_attack
+from dent.evaluation.cost import time_calls
 from dent.evaluation.estimate import estimate_run
 from dent.evaluation.plan import BATTLE_STEPS, FEW, SUBMISSIONS, Plan, make_plan
 from dent.evaluation.sources import Sources
@@ -84,6 +85,29 @@ def test_a_battle_is_counted_as_three_attacks_on_few_images(defense: str) -> Non
     assert Counting.total % FEW == 0
     # A backward counts as a forward: of each update, and of each step of all attacks.
     taken = Counting.total * (2 if defense.startswith("dent") else 1) + FEW * 3 * BATTLE_STEPS
+    assert 1 / 2 <= plan.forwards(unit) / taken <= 3
+
+
+@pytest.mark.parametrize("defense", ["static", "dent:steps=3"])
+def test_what_is_measured_of_a_cell_is_counted_and_its_time_is_that_of_a_whole_batch(
+    defense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[set[int]] = []
+
+    def watch(calls: dict[str, Any], *, rounds: int) -> dict[str, float]:
+        timed.append({len(inputs) for call in calls.values() for inputs in call.args})
+        return time_calls(calls, rounds=rounds)
+
+    monkeypatch.setattr("dent.evaluation.cost.time_calls", watch)
+    net = Counting()
+    sources = sources_of(net, labeled(net.net, 50), defense, suite="none", batch_size=40)
+    plan = make_plan(sources)
+    (unit,) = [unit for unit in plan.units() if unit.attack == ABOUT]
+    sources.subject(unit.cell)
+    Counting.total = 0
+    outcomes(plan, sources, [unit])
+    assert timed == [{40}]
+    taken = Counting.total * (2 if defense.startswith("dent") else 1)  # with backwards
     assert 1 / 2 <= plan.forwards(unit) / taken <= 3
 
 

@@ -35,9 +35,10 @@ from dent.testing import refuse_broken_promises
 from dent.texts import join_lines
 
 WHOLE = -1  # the batch of a unit that takes all points at once
-FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
+FEW = 32  # inputs that suffice for `BATTLE`, and for all of `ABOUT` that is not timed
 BATTLE_STEPS = 10  # steps of each attack that `BATTLE` records
-ANSWERS_ABOUT = 16  # number of answers that `ABOUT` asks of the model
+TIMED_CALLS = 3  # number of calls on a whole batch that `ABOUT` times, after one to warm up
+ANSWERS_ABOUT = 12  # number of answers to few inputs that `ABOUT` asks of the model besides
 SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
 
 
@@ -174,7 +175,8 @@ class Plan:
         if unit.attack == NATURAL:
             return size * submissions * cost.answer
         if unit.attack == ABOUT:
-            return min(size, FEW) * ANSWERS_ABOUT * cost.answer
+            timed = (TIMED_CALLS + 1) * (cost.answer + 1)  # the static model, too
+            return size * timed + min(size, FEW) * ANSWERS_ABOUT * cost.answer
         if unit.attack == BATTLE:
             # The direct attack; then both others ask again what they asked, and the static model too.
             direct, others = (BATTLE_STEPS + 3) * cost.gradient, 2 * (BATTLE_STEPS + 3) * cost.answer

@@ -119,7 +119,7 @@ class Cost:
 
     flops: float | None = None  # for an input
     static_flops: float | None = None
-    seconds: float | None = None  # for a batch, on the machine of the run
+    seconds: float | None = None  # for the first batch, on the machine of the run
     static_seconds: float | None = None
     backward_passes: float | None = None  # in a call
 
