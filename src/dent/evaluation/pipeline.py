@@ -158,20 +158,6 @@ def start_engine(
         torch.set_num_threads(before)
 
 
-@contextmanager
-def share_ray(
-    engine: str, *, threads: int | None, workers: int | None, address: str | None, device: str
-) -> Iterator[None]:
-    """Start Ray once for all runs within, if Ray is the engine."""
-    if engine != "ray":
-        yield
-        return
-    from dent.evaluation.ray_engine import connect_ray
-
-    with connect_ray(threads=threads or 1, workers=workers, address=address, device=device):
-        yield
-
-
 def run_units(
     plan: Plan,
     tallies: Mapping[Cell, Tally],
