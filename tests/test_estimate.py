@@ -204,11 +204,11 @@ def test_a_model_that_adapts_by_itself_is_timed_itself() -> None:
 def test_all_submissions_of_a_random_defense_are_counted() -> None:
     random = make_plan(with_own(UndeclaredCoin, "mine"))
     fixed = make_plan(with_own(Smoothed, "mine"))
-    (cell,) = random.attacks
+    (cell,) = random.cells
     for unit in random.units():
         if unit.attack == NATURAL:
             assert (random.forwards(unit), fixed.forwards(unit)) == (4 * SUBMISSIONS, 4)
-    options = random.attacks[cell]["apgd-ce"]
+    options = random.cells[cell].attacks["apgd-ce"]
     attack = find_attack("apgd-ce")
     searched = attack.count_forwards(Forwards(0, 4, 1.0), options)
     assert random.cost(cell, "apgd-ce") == searched + SUBMISSIONS - 1

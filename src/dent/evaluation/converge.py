@@ -104,7 +104,7 @@ def list_rounds(plan: Plan, tallies: Mapping[Cell, Tally]) -> Iterator[tuple[Pla
             skipped = (name for name in wanted if name not in chosen[cell])
             tally.skipped += [name_multiple(name, times) for name in skipped]
         larger = plan.double(chosen, doubling)
-        units = [unit for unit in larger.units() if unit.attack not in plan.attacks[unit.cell]]
+        units = [unit for unit in larger.units() if unit.attack not in plan.cells[unit.cell].attacks]
         if not units:
             return
         for cell, bases in chosen.items():

@@ -38,14 +38,14 @@ def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
     speed = {name: time_forward(sources.model(name), inputs) for name in sources.evaluation.models}
     groups: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
     for unit in plan.largest.units():
-        name = unit.attack if unit.attack in plan.attacks[unit.cell] else DOUBLINGS
+        name = unit.attack if unit.attack in plan.cells[unit.cell].attacks else DOUBLINGS
         groups[unit.cell, name].append(plan.largest.forwards(unit))
     forwards = {group: sum(each) for group, each in groups.items()}
     for cell, name in forwards:
         if name == DOUBLINGS and plan.doubling_cost is not None:
             suite = sum(forwards[cell, attack] for attack in plan.list_doubled(cell))
             forwards[cell, name] = min(forwards[cell, name], plan.doubling_cost * suite)
-    is_known = {cell: _knows_defense(cell, sources) for cell in plan.attacks}
+    is_known = {cell: _knows_defense(cell, sources) for cell in plan.cells}
     return [
         Estimate(
             cell,

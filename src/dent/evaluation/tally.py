@@ -257,12 +257,14 @@ def make_tallies(plan: Plan) -> dict[Cell, Tally]:
     return {
         cell: Tally(
             cell, batches,
-            planned={name: plan.batches(name) for name in attacks},
-            kinds={name: find_attack(name, own).kind for name in attacks if name not in SPECIAL},
-            cumulative=plan.is_chained(cell), independent=plan.independent[cell],
-            randomized=plan.randomized[cell],
-            not_run=plan.not_run.get(cell),
-            costs={one: plan.cost(cell, one) for one in attacks.keys() - own if plan.batches(one)},
+            planned={name: plan.batches(name) for name in one.attacks},
+            kinds={name: find_attack(name, own).kind for name in one.attacks if name not in SPECIAL},
+            cumulative=plan.is_chained(cell), independent=one.independent,
+            randomized=one.randomized, not_run=one.not_run,
+            costs={
+                name: plan.cost(cell, name)
+                for name in one.attacks.keys() - own if plan.batches(name)
+            },
         )
-        for cell, attacks in plan.attacks.items()
+        for cell, one in plan.cells.items()
     }  # fmt: skip
