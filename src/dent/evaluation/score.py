@@ -36,11 +36,9 @@ def summarize(
 
 def score_cell(tally: Tally) -> CellResult:
     """Return the numbers of one cell."""
-    every = list(tally.correct)
-    batches_natural, points_natural = tally.find_judged([NATURAL])
+    every, verdicts = list(tally.correct), collect_points(tally)
     batches_direct, points_direct = tally.find_judged(tally.direct)
     batches, points = tally.find_judged(every)
-    direct, worst = tally.find_direct(), tally.find_correct(every)
     scores = {}
     for name in tally.of_kind("direct", "adaptive"):
         names = tally.list_up_to(name)
@@ -49,12 +47,13 @@ def score_cell(tally: Tally) -> CellResult:
     batch_of = {point: number for number, batch in enumerate(tally.batches) for point in batch}
     result = CellResult(
         cell=tally.cell,
-        natural=tally.score(tally.natural, batches_natural),
+        natural=tally.score(tally.natural, tally.find_judged([NATURAL])[0]),
         attacks=scores,
         cumulative=tally.cumulative,
-        worst=tally.score(worst, batches),
+        worst=tally.score(tally.find_correct(every), batches),
         submitted=tally.score_submitted(every),
-        direct=tally.score(direct, batches_direct),
+        direct=tally.score(tally.find_direct(), batches_direct),
+        verdicts=verdicts,
         protocol=score_points(JudgedPoints(tally.protocol, tally.independent, batch_of))
         if tally.protocol
         else None,
@@ -67,15 +66,13 @@ def score_cell(tally: Tally) -> CellResult:
         not_run=tally.not_run,
         kinds={name: kind for name, kind in tally.kinds.items() if kind != "scenario"},
         battle=tally.battle,
-        points=tally.to_points(worst, points),
-        points_natural=tally.to_points(tally.natural, points_natural),
         independent=tally.independent,
         majority=_score_majority(tally) if tally.randomized else None,
         batch_of=batch_of,
     )
     if tally.cell.static or result.claimed is None:
         return result
-    claims = JudgedPoints(tally.protocol or tally.to_points(direct, points_direct))
+    claims = JudgedPoints(tally.protocol or verdicts["direct"])
     gap = pair_points(result.judged, claims)  # on the points of both
     return replace(result, gap=gap.difference if gap.n else None)
 
