@@ -36,7 +36,7 @@ from dent.attacks.adaptive import unrolled
 from dent.attacks.fused import fuse_batch_norm
 from dent.defense.defended import Defended, Method
 from dent.evaluation.paired import Paired, correct_pairs
-from dent.evaluation.pipeline import load_points, load_results
+from dent.evaluation.pipeline import load_results
 from dent.precision import refuse_slow_bfloat16, search_in_bfloat16
 from dent.seeds import make_generator
 from dent.storage import replace_file
@@ -293,11 +293,10 @@ def run_model(name: str, chosen: list[str], stage: str, folder: Path, *, in_half
 
 def add_run(run: Path, folder: Path) -> str:
     """Store what each defense of a run of `dent evaluate` keeps after each attack; return the model."""
-    points = load_points(run)
     for one in load_results(run).cells:
         if one.missing or one.convergence is None:
             raise ValueError(f"expected a run that is done and has attacks, got {one.cell} in {run}")
-        attacks = {name: standing for name, standing in points[one.cell].items() if name not in SUMS}
+        attacks = {name: standing for name, standing in one.verdicts.items() if name not in SUMS}
         name = PRESETS.get(one.cell.defense, one.cell.defense)
         entry = {
             "settings": str(CANDIDATES[name]),

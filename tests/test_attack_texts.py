@@ -302,7 +302,7 @@ def test_a_file_lists_attacks_in_their_order(tmp_path: Path) -> None:
         tiny(), labeled(tiny(), 4), "static", "norm", "dent:steps=1",
         attacks=evaluation.attacks, steps=7, queries=5, battle=True,
     )  # fmt: skip
-    static, norm, dent = make_plan(sources).attacks.values()
+    static, norm, dent = (one.attacks for one in make_plan(sources).cells.values())
     squares = {"square": {"queries": 5}, "square (two)": {"queries": 5, "restarts": 2}}
     others = {"mixed (20 %)": {"share": 0.2, "steps": 7}, "gmsa-avg": {"steps": 7}}
     assert static == {NATURAL: {}, ABOUT: {}} | squares

@@ -232,3 +232,19 @@ def test_seconds_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: clock.call("s", [5])())
     assert time_calls({"a": clock.call("a", [1, 1, 1])}, rounds=2) == {"a": 6}
     assert clock.calls == "asasas"
+
+
+def test_operations_are_counted_on_few_inputs_and_the_whole_batch_is_timed() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.sizes = net(), list[int]()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.sizes.append(len(inputs))
+            return self.net(inputs)  # type: ignore[no-any-return]
+
+    model = Sized()
+    figures, _ = measure_cost(model, None, images(8), few=N, rounds=2)
+    assert model.sizes == [8, 8, 8, N]  # the warm-up, two rounds, the count
+    assert figures == {"flops": (FIRST + REST) / N}

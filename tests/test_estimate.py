@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from cells import labeled, outcomes, sources_of, tiny, units_of_kind
+from own_defenses import Inside, UndeclaredCoin
 from torch import Tensor, nn
 
+import dent
 from dent.evaluation import evaluate
-from dent.evaluation.attacks import Forwards
+from dent.evaluation.attacks import Forwards, find_attack
+from dent.evaluation.cost import time_calls
 from dent.evaluation.estimate import estimate_run
-from dent.evaluation.plan import BATTLE_STEPS, FEW, Plan, make_plan
+from dent.evaluation.plan import BATTLE_STEPS, FEW, SUBMISSIONS, Plan, make_plan
+from dent.evaluation.sources import Sources
 from dent.evaluation.store import UnitResult
 from dent.evaluation.suites import ABOUT, BATTLE, NATURAL, PROTOCOL, SUITE_NOTES
+from dent.report.terminal import estimate_rows, total_line
 
 ANSWERS = {"static": 1, "dent:steps=3": 7, "dent+:steps=1": 3}  # 2k + 1 forwards with k updates
 
@@ -82,6 +88,29 @@ def test_a_battle_is_counted_as_three_attacks_on_few_images(defense: str) -> Non
     assert 1 / 2 <= plan.forwards(unit) / taken <= 3
 
 
+@pytest.mark.parametrize("defense", ["static", "dent:steps=3"])
+def test_what_is_measured_of_a_cell_is_counted_and_its_time_is_that_of_a_whole_batch(
+    defense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[set[int]] = []
+
+    def watch(calls: dict[str, Any], *, rounds: int) -> dict[str, float]:
+        timed.append({len(inputs) for call in calls.values() for inputs in call.args})
+        return time_calls(calls, rounds=rounds)
+
+    monkeypatch.setattr("dent.evaluation.cost.time_calls", watch)
+    net = Counting()
+    sources = sources_of(net, labeled(net.net, 50), defense, suite="none", batch_size=40)
+    plan = make_plan(sources)
+    (unit,) = [unit for unit in plan.units() if unit.attack == ABOUT]
+    sources.subject(unit.cell)
+    Counting.total = 0
+    outcomes(plan, sources, [unit])
+    assert timed == [{40}]
+    taken = Counting.total * (2 if defense.startswith("dent") else 1)  # with backwards
+    assert 1 / 2 <= plan.forwards(unit) / taken <= 3
+
+
 @pytest.mark.parametrize("defenses", [("static",), ("dent:steps=2", "static")])
 def test_units_are_those_of_the_plan_and_of_the_run(defenses: tuple[str, ...]) -> None:
     net = tiny(classes=10)
@@ -118,6 +147,71 @@ def test_asking_for_an_estimate_attacks_nothing() -> None:
     assert all(row.seconds > 0 for row in rows)
     speeds = [row.seconds / row.forwards for row in rows]
     assert max(speeds) == pytest.approx(min(speeds))  # seconds are forwards times one speed
+
+
+class Smoothed(nn.Module):
+    """A defense of 50 forwards that does not tell what it costs."""
+
+    independent = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = torch.stack([self.model(inputs) for _ in range(50)]).mean(0)
+        return logits
+
+
+def with_own(make: Any, *defenses: str, **asked: Any) -> Sources:
+    net = tiny(classes=10)
+    sources = sources_of(net, labeled(net, 8), *defenses, own=("mine",), attacks=["apgd-ce"], **asked)
+    return Sources(sources.evaluation, sources.given, sources.images, {"mine": make})
+
+
+def test_the_cost_of_a_defense_of_the_user_is_unknown_and_not_in_the_total() -> None:
+    sources = with_own(Smoothed, "static", "mine")
+    rows = estimate_run(make_plan(sources), sources)
+    assert {row.cell.defense: row.is_known for row in rows} == {"static": True, "mine": False}
+    assert all(
+        (one["minutes"] == "unknown") != row.is_known
+        for one, row in zip(estimate_rows(rows), rows, strict=True)
+    )
+    static, mine = ([row for row in rows if row.cell.defense == name] for name in ("static", "mine"))
+    units = sum(row.units for row in mine)
+    end = f"; the cost of {units} units of your own attacks or defenses is unknown"
+    total = (
+        f"{units + sum(row.units for row in static)} units, {total_line(static).partition(', ')[2]}{end}"
+    )
+    assert total_line(rows) == total
+    assert total_line(mine) == f"{units} units{end}"
+
+
+def test_the_cost_of_a_defense_of_the_list_is_known_in_memory_too() -> None:
+    sources = with_own(lambda model: dent.defend(model, "hedge", steps=2), "mine")
+    assert all(row.is_known for row in estimate_run(make_plan(sources), sources))
+
+
+def test_a_model_that_adapts_by_itself_is_timed_itself() -> None:
+    net = tiny(classes=10)
+    sources = sources_of(net, labeled(net, 8), "static", attacks=["apgd-ce"])
+    sources = Sources(sources.evaluation, {"net": Inside(net).eval()}, sources.images)
+    rows = estimate_run(make_plan(sources), sources)
+    assert {row.cell.defense for row in rows} == {"dynamic"}
+    assert all(row.is_known for row in rows)
+
+
+def test_all_submissions_of_a_random_defense_are_counted() -> None:
+    random = make_plan(with_own(UndeclaredCoin, "mine"))
+    fixed = make_plan(with_own(Smoothed, "mine"))
+    (cell,) = random.cells
+    for unit in random.units():
+        if unit.attack == NATURAL:
+            assert (random.forwards(unit), fixed.forwards(unit)) == (4 * SUBMISSIONS, 4)
+    options = random.cells[cell].attacks["apgd-ce"]
+    attack = find_attack("apgd-ce")
+    searched = attack.count_forwards(Forwards(0, 4, 1.0), options)
+    assert random.cost(cell, "apgd-ce") == searched + SUBMISSIONS - 1
 
 
 @pytest.mark.parametrize("suite", list(SUITE_NOTES))

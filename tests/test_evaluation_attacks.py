@@ -94,26 +94,27 @@ def test_the_suites_are_what_the_rules_ask_for() -> None:
     assert not Evaluation(suite="quick").has_protocol
     asked: dict[str, Any] = {"suite": find_suite("full", "linf"), "protocol": True, "battle": True}
     steps = {name: dent.PRESETS[name].steps for name in ("static", "norm", "dent", "dent+")}
-    whole = select_attacks(updates=steps["dent"], independent=False, **asked)
+    whole, not_run = select_attacks(updates=steps["dent"], independent=False, **asked)
     assert list(whole)[:4] == [NATURAL, ABOUT, PROTOCOL, BATTLE]
-    assert set(whole) == set(select_attacks(updates=steps["dent+"], independent=False, **asked))
+    assert not_run == {}
+    assert set(whole) == set(select_attacks(updates=steps["dent+"], independent=False, **asked)[0])
     assert set(find_suite("full", "linf")) < set(whole)
-    still = set(select_attacks(updates=steps["norm"], independent=False, **asked))  # without updates
+    still = set(select_attacks(updates=steps["norm"], independent=False, **asked)[0])  # without updates
     assert set(whole) - still == {
         name for name in find_suite("full", "linf") if find_attack(name).needs_updates
     }
     assert {"gmsa-min", "unrolled", "short (quarter)", "chained"} <= set(whole) - still
-    alone = set(select_attacks(updates=steps["static"], independent=True, **asked))
+    alone = set(select_attacks(updates=steps["static"], independent=True, **asked)[0])
     assert still - alone == {
         name for name in find_suite("full", "linf") if find_attack(name).kind == "scenario"
     }
     quick = find_suite("quick", "linf")
-    assert list(select_attacks(updates=steps["dent"], independent=False, suite=quick)) == [
+    assert list(select_attacks(updates=steps["dent"], independent=False, suite=quick)[0]) == [
         NATURAL,
         ABOUT,
         *quick,
     ]
-    budget = select_attacks(updates=steps["dent"], independent=False, steps=7, queries=8, **asked)
+    budget, _ = select_attacks(updates=steps["dent"], independent=False, steps=7, queries=8, **asked)
     for name, given in budget.items():
         expected = {} if name in (NATURAL, ABOUT, BATTLE) else {"steps": 7}
         expected = {"queries": 8} if name == "square" else expected

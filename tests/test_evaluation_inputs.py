@@ -138,7 +138,7 @@ def test_a_model_that_sees_its_batch_by_itself_is_attacked_in_whole_batches(norm
     for net in (Together(), own):
         sources = sources_of(net, labeled(tiny(), 10), "static", suite="standard", norm=norm)
         plan = make_plan(sources)
-        assert not any(map(plan.is_chained, plan.attacks))
+        assert not any(map(plan.is_chained, plan.cells))
         for unit in units_of_kind(plan, "direct"):
             Together.sizes.clear()
             outcome = outcomes(plan, sources, [unit])[unit]

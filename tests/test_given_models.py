@@ -134,7 +134,7 @@ def test_state_carried_from_call_to_call_is_found_and_every_batch_starts_clean(
     for batch in cut_batches(8, 4, seed=0):
         answers = deepcopy(module)(DATA[0][batch]).argmax(1)
         for point, answer in zip(batch.tolist(), answers.tolist(), strict=True):
-            assert cell.points_natural[point] == (answer == int(DATA[1][point]))
+            assert cell.verdicts["natural"][point] == (answer == int(DATA[1][point]))
 
 
 @pytest.mark.parametrize("make", [Inside, Tented])

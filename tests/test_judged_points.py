@@ -16,7 +16,6 @@ from runs import evaluated
 
 from dent.evaluation import Results, load_results
 from dent.evaluation.attacks import find_attack
-from dent.evaluation.pipeline import load_points
 from dent.evaluation.plan import WHOLE, Unit
 from dent.evaluation.results import CellResult, Score
 from dent.evaluation.score import collect_points
@@ -63,7 +62,7 @@ def test_points_are_what_the_scores_count(made: MadeUp, data: st.DataObject) -> 
     (result,) = summary(made, extra=extra).cells
     found = collect_points(tallies(made, extra=extra)[made.cell])
     assert {name: counted(points) for name, points in found.items()} == scores(result)
-    assert (found["worst"], found[NATURAL]) == (result.points, result.points_natural)
+    assert (found["worst"], found[NATURAL]) == (result.points, result.judged_natural.points)
     assert set(found["worst"]) <= set(found["direct"]) <= set(found[NATURAL])
 
 
@@ -156,6 +155,10 @@ def recounted_cell(row: dict[str, Any], files: dict[str, list[dict[str, Any]]]) 
     found |= {name: bits(name) for name in attacks if name not in judging}
     found |= {"protocol": bits(PROTOCOL)} if PROTOCOL in files else {}
     return found | {"direct": unbroken(direct), "worst": left(judging)}
+
+
+def load_points(folder: Path) -> dict[Cell, dict[str, Points]]:
+    return {cell.cell: cell.verdicts for cell in load_results(folder).cells}
 
 
 def agree(folder: Path) -> Results:

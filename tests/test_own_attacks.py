@@ -361,7 +361,7 @@ def test_the_command_line_and_files_take_own_attacks(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["cells"] == json.loads(done.stdout)["cells"]
     planned = run("evaluate", *flags, *chosen, "--dry-run", cwd=tmp_path)
     assert "unknown" in planned.stdout
-    assert "the cost of 2 units of your own attacks is unknown" in planned.stdout
+    assert "the cost of 2 units of your own attacks or defenses is unknown" in planned.stdout
     made = run("attack", *flags[1:2], *flags[2:8], "--attack", text, "--json", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["attacked"]["n"] == 8

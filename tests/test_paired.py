@@ -219,9 +219,8 @@ def test_runs_of_other_suite_versions_say_so(second: str | None) -> None:
 
 def test_runs_without_points_in_common_are_refused() -> None:
     results = example()
-    none = replace(
-        results, cells=tuple(replace(one, points={}, points_natural={}) for one in results.cells)
-    )
+    verdicts: dict[str, dict[int, bool]] = {"natural": {}, "worst": {}}
+    none = replace(results, cells=tuple(replace(one, verdicts=verdicts) for one in results.cells))
     with pytest.raises(ValueError, match="same images"):
         compare_runs(results, none)
     rows: list[ComparedCells] = compare_runs(results, results)

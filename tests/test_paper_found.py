@@ -15,7 +15,9 @@ from runs import evaluated
 
 import dent
 from dent.evaluation import Evaluation
+from dent.evaluation.plan import Unit
 from dent.evaluation.results import Cost
+from dent.evaluation.store import Store, UnitResult
 from dent.paper.cells import JudgedCell, load_judged_cell
 from dent.paper.results import FORMAT, RESULTS, Reproduction, load_reproduction
 from dent.paper.scales import find_scale, resolve
@@ -171,10 +173,21 @@ def test_what_was_not_judged_has_no_points(cumulative: bool) -> None:
     assert JudgedCell({}, {"natural": {}}).points("natural", cumulative=cumulative) is None
 
 
-def test_a_real_run_is_found_as_it_was_counted(tmp_path: Path) -> None:
+def test_a_real_run_is_found_as_it_was_counted_and_each_file_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attacks = ["square:queries=3", "fpa:rounds=1,steps=1", "mixed (50 %):steps=1"]
     results = evaluated(tmp_path / "run", defenses=["dent+:steps=1"], attacks=attacks, battle=False)
+    read: list[Path] = []
+    read_file = Store._read_file
+
+    def watch(store: Store, path: Path, unit: Unit) -> UnitResult:
+        read.append(path)
+        return read_file(store, path, unit)
+
+    monkeypatch.setattr(Store, "_read_file", watch)
     found = load_judged_cell(tmp_path / "run")
+    assert sorted(read) == sorted((tmp_path / "run" / "units").rglob("*.json"))
     (cell,) = results.cells
     scores = {"natural": cell.natural, "worst": cell.worst, "direct": cell.direct}
     for name, score in (scores | cell.attacks | cell.scenarios).items():

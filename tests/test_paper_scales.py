@@ -288,12 +288,12 @@ def test_the_protocol_has_the_budget_of_the_joint_attack(name: str) -> None:
     for work in chosen:
         evaluation = make_work_evaluation(work, seed=0, device="cpu")
         plan = sketch_plan(evaluation, 64)
-        (cell,) = plan.attacks
+        (cell,) = plan.cells.values()
         limits = {"steps": work.steps, "queries": work.queries}
         assert evaluation.has_protocol
-        assert plan.attacks[cell][PROTOCOL] == limits
+        assert cell.attacks[PROTOCOL] == limits
         for attack in VERSIONS["standard"]:
-            given = plan.attacks[cell][attack]
+            given = cell.attacks[attack]
             assert given.items() <= limits.items()
             assert given
 

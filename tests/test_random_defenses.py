@@ -13,8 +13,7 @@ from torch import Tensor
 
 import dent
 from dent.attacks import adaptive
-from dent.evaluation.execute import SUBMISSIONS
-from dent.evaluation.plan import Unit
+from dent.evaluation.plan import SUBMISSIONS, Unit
 from dent.evaluation.sources import cut_batches
 from dent.evaluation.spec import Cell
 from dent.evaluation.store import Outcome, UnitResult

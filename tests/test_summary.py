@@ -49,7 +49,7 @@ def test_scores_are_what_counting_by_hand_says(made: MadeUp) -> None:
     assert found.submitted == Score(submitted, found.worst.n)
     standing = np.all([made.survives[name] for name in every], axis=0)
     assert found.points == {point: bool(standing[point]) for point in made.complete(every)}
-    assert found.points_natural == {
+    assert found.verdicts["natural"] == {
         point: bool(made.survives[NATURAL][point]) for point in made.complete([NATURAL])
     }
     assert len(found.missing) == len(made.failed)

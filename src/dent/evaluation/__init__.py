@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dent.evaluation.compare import ComparedCells, compare_runs
 from dent.evaluation.paired import Paired
-from dent.evaluation.pipeline import evaluate, load_points, load_results, run_evaluation
+from dent.evaluation.pipeline import evaluate, load_results, run_evaluation
 from dent.evaluation.results import CellResult, Cost, Results, Score
 from dent.evaluation.spec import Cell, Evaluation, read_evaluation
 from dent.evaluation.suites import SUITE_NOTES
@@ -21,7 +21,6 @@ __all__ = [
     "Score",
     "compare_runs",
     "evaluate",
-    "load_points",
     "load_results",
     "read_evaluation",
     "run_evaluation",

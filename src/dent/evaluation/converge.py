@@ -104,7 +104,7 @@ def list_rounds(plan: Plan, tallies: Mapping[Cell, Tally]) -> Iterator[tuple[Pla
             skipped = (name for name in wanted if name not in chosen[cell])
             tally.skipped += [name_multiple(name, times) for name in skipped]
         larger = plan.double(chosen, doubling)
-        units = [unit for unit in larger.units() if unit.attack not in plan.attacks[unit.cell]]
+        units = [unit for unit in larger.units() if unit.attack not in plan.cells[unit.cell].attacks]
         if not units:
             return
         for cell, bases in chosen.items():
@@ -188,7 +188,7 @@ def count_alone(broken: Mapping[str, Bits]) -> dict[str, int]:
 
 def find_all_broken(tally: Tally, where: Bits) -> dict[str, Bits]:
     """Return which of these points each attack breaks; only points that are correct naturally."""
-    where = where & tally.correct.get(NATURAL, tally.all_points)
+    where = where & tally.natural
     return {name: tally.find_broken(name) & where for name in _list_attacks(tally, len(tally.rounds))}
 
 
@@ -217,14 +217,13 @@ def _trace_worst_case(tally: Tally, where: Bits) -> Iterator[TracedAttack]:
 
 def _is_done(tally: Tally, rounds: int) -> bool:
     """Return True if every unit of the first so many rounds, and natural inputs, has its verdicts."""
-    names = [*([NATURAL] * (NATURAL in tally.correct)), *_list_attacks(tally, rounds)]
+    names = [NATURAL, *_list_attacks(tally, rounds)]
     return all(tally.there[name][batch] for name in names for batch in tally.planned[name])
 
 
 def _find_standing(tally: Tally, rounds: int) -> Bits:
     """Return the points that are correct naturally and under the attacks of the first so many rounds."""
-    natural = tally.correct.get(NATURAL, tally.all_points)
-    return natural & tally.find_correct(_list_attacks(tally, rounds))
+    return tally.find_correct([NATURAL, *_list_attacks(tally, rounds)])
 
 
 def _list_attacks(tally: Tally, rounds: int) -> list[str]:

@@ -59,7 +59,12 @@ def time_calls(calls: Mapping[str, Callable[[], object]], *, rounds: int = 5) ->
 
 
 def measure_cost(
-    model: nn.Module, static: nn.Module | None, inputs: Tensor, *, rounds: int = 5
+    model: nn.Module,
+    static: nn.Module | None,
+    inputs: Tensor,
+    *,
+    few: int | None = None,
+    rounds: int = 5,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the operations for each input, and the seconds for the batch, of both models.
 
@@ -67,21 +72,23 @@ def measure_cost(
     cannot count them. The seconds (`forward_seconds`, `static_seconds`) vary.
 
     static: the model without its defense; None if it is not known, and then nothing is measured of it.
+    few: number of inputs that operations are counted on (default: all); the whole batch is timed.
     """
     if len(inputs) == 0:
         raise ValueError("expected at least one input, got none")
+    counted = inputs[:few]
     models = {"forward": model} if static is None else {"forward": model, "static": static}
     with torch.no_grad(), _preserve_state(model), _preserve_state(static):
         calls = {f"{name}_seconds": partial(one, inputs) for name, one in models.items()}
         took = time_calls(calls, rounds=rounds)
         try:
             names = {"forward": "flops", "static": "static_flops"}
-            counts = {names[name]: _count(one, inputs) for name, one in models.items()}
+            counts = {names[name]: _count(one, counted) for name, one in models.items()}
         except Exception:  # the model itself works: it was just timed
             counts = {}
     if not all(counts.values()):  # operations that the counter does not know
         counts = {}
-    return {name: count / len(inputs) for name, count in counts.items()}, took
+    return {name: count / len(counted) for name, count in counts.items()}, took
 
 
 def _count(model: nn.Module, inputs: Tensor) -> int:

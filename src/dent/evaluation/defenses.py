@@ -111,6 +111,12 @@ class Subject:
         """Return the number of updates of a call; None if the defense does not say."""
         return count_updates(self.defense)
 
+    @property
+    def forwards(self) -> float | None:
+        """Return the cost of a call, in forwards of the static model; None if it is not known."""
+        settings = getattr(self.defense, "settings", None)
+        return settings.forwards if isinstance(settings, Settings | Method) else None
+
     def count_classes(self, inputs: Tensor) -> int:
         """Return the number of classes that an answer to the inputs has."""
         with torch.no_grad():

@@ -20,7 +20,8 @@ DOUBLINGS = "doublings, at most"  # all doublings of a cell
 class Estimate:
     """Upper bounds for one attack on one cell: units, images through the static model, seconds.
 
-    is_known: False for a user's own attack, whose cost is not known; only the submission is counted.
+    is_known: False if the attack or the defense is the user's own: what these cost is not known, and the
+        figures are too low.
     """
 
     cell: Cell
@@ -37,13 +38,14 @@ def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
     speed = {name: time_forward(sources.model(name), inputs) for name in sources.evaluation.models}
     groups: defaultdict[tuple[Cell, str], list[float]] = defaultdict(list)
     for unit in plan.largest.units():
-        name = unit.attack if unit.attack in plan.attacks[unit.cell] else DOUBLINGS
+        name = unit.attack if unit.attack in plan.cells[unit.cell].attacks else DOUBLINGS
         groups[unit.cell, name].append(plan.largest.forwards(unit))
     forwards = {group: sum(each) for group, each in groups.items()}
     for cell, name in forwards:
         if name == DOUBLINGS and plan.doubling_cost is not None:
             suite = sum(forwards[cell, attack] for attack in plan.list_doubled(cell))
             forwards[cell, name] = min(forwards[cell, name], plan.doubling_cost * suite)
+    is_known = {cell: _knows_defense(cell, sources) for cell in plan.cells}
     return [
         Estimate(
             cell,
@@ -51,10 +53,15 @@ def estimate_run(plan: Plan, sources: Sources) -> list[Estimate]:
             len(groups[cell, attack]),
             each,
             each * speed[cell.model],
-            is_known=attack not in plan.own_attacks,
+            is_known=is_known[cell] and attack not in plan.own_attacks,
         )
         for (cell, attack), each in forwards.items()
     ]
+
+
+def _knows_defense(cell: Cell, sources: Sources) -> bool:
+    """Return True if the cost of an answer is known. A dynamic model is timed itself."""
+    return cell.is_dynamic or sources.subject(cell).forwards is not None
 
 
 def time_forward(model: nn.Module, inputs: Tensor, *, rounds: int = 3) -> float:

@@ -27,7 +27,7 @@ from dent.evaluation.behavior import FreshCopies, ask
 from dent.evaluation.cost import measure_cost
 from dent.evaluation.defenses import Subject
 from dent.evaluation.paired import JudgedPoints
-from dent.evaluation.plan import BATTLE_STEPS, FEW, WHOLE, Unit
+from dent.evaluation.plan import BATTLE_STEPS, FEW, SUBMISSIONS, TIMED_CALLS, WHOLE, Unit
 from dent.evaluation.results import Score, score_points
 from dent.evaluation.sources import Sources, ignore_low_diversity
 from dent.evaluation.spec import Cell, Evaluation
@@ -47,9 +47,6 @@ from dent.precision import search_in_bfloat16
 from dent.seeds import use_seed
 from dent.storage import replace_file
 from dent.texts import join_lines
-
-SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
-ROUNDS = 3  # number of timed forwards
 
 
 @dataclass(frozen=True)
@@ -235,7 +232,7 @@ def _measure_cell(
 ) -> tuple[Outcome, dict[str, float]]:
     """Measure the cost of a cell, and look for signs that its numbers may mislead."""
     few = inputs[:FEW]
-    figures, took = measure_cost(subject.model, subject.static, few, rounds=ROUNDS)
+    figures, took = measure_cost(subject.model, subject.static, inputs, few=FEW, rounds=TIMED_CALLS)
     figures["backward_passes"] = float(count_backward_passes(subject.model, few))
     found = inspect_model(subject.model, few, labels[:FEW], random=subject.randomized)
     findings = [*found, *_inspect_batches(subject, sources)]

@@ -21,12 +21,12 @@ from dent.evaluation.execute import Engine, LocalEngine, Task
 from dent.evaluation.own_attacks import name_attacks
 from dent.evaluation.plan import Plan, Unit, check_needs, make_plan
 from dent.evaluation.results import Results
-from dent.evaluation.score import collect_points, summarize
+from dent.evaluation.score import summarize
 from dent.evaluation.sources import Sources
 from dent.evaluation.spec import Cell, Evaluation
 from dent.evaluation.store import RUN, Store, UnitResult, read_run
 from dent.evaluation.suites import SPECIAL, SUITE_VERSION
-from dent.evaluation.tally import Points, Tally, make_tallies
+from dent.evaluation.tally import Tally, make_tallies
 from dent.names import lookup
 from dent.storage import lock_folder
 
@@ -158,20 +158,6 @@ def start_engine(
         torch.set_num_threads(before)
 
 
-@contextmanager
-def share_ray(
-    engine: str, *, threads: int | None, workers: int | None, address: str | None, device: str
-) -> Iterator[None]:
-    """Start Ray once for all runs within, if Ray is the engine."""
-    if engine != "ray":
-        yield
-        return
-    from dent.evaluation.ray_engine import connect_ray
-
-    with connect_ray(threads=threads or 1, workers=workers, address=address, device=device):
-        yield
-
-
 def run_units(
     plan: Plan,
     tallies: Mapping[Cell, Tally],
@@ -215,17 +201,7 @@ def run_units(
 
 def load_results(folder: str | Path) -> Results:
     """Return the results of a run as far as it is done."""
-    about, tallies = _load_tallies(Path(folder))
-    return summarize(tallies, about, Path(folder))
-
-
-def load_points(folder: str | Path) -> dict[Cell, dict[str, Points]]:
-    """Return which points of a run are correct, by cell: see `collect_points`."""
-    _, tallies = _load_tallies(Path(folder))
-    return {cell: collect_points(tally) for cell, tally in tallies.items()}
-
-
-def _load_tallies(folder: Path) -> tuple[dict[str, Any], dict[Cell, Tally]]:
+    folder = Path(folder)
     about = read_run(folder)
     try:
         plan = Plan.from_json(about["plan"])
@@ -235,7 +211,7 @@ def _load_tallies(folder: Path) -> tuple[dict[str, Any], dict[Cell, Tally]]:
     for _, units in list_rounds(plan, tallies):
         for result in Store(folder).read(units, others=others):
             tallies[result.unit.cell].add(result)
-    return about, tallies
+    return summarize(tallies, about, folder)
 
 
 def describe_run(sources: Sources, plan: Plan, progress: Progress | None = None) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
 from dent.attacks.reference import import_reference
-from dent.defense import Method, Settings
 from dent.defense.text import parse_settings
 from dent.evaluation.attacks import Attack, Forwards, Kind, find_attack
 from dent.evaluation.own_attacks import describe_own
@@ -27,7 +26,6 @@ from dent.evaluation.suites import (
     PROTOCOL,
     SPECIAL,
     Suite,
-    list_not_run,
     select_attacks,
     slugify,
 )
@@ -36,9 +34,11 @@ from dent.testing import refuse_broken_promises
 from dent.texts import join_lines
 
 WHOLE = -1  # the batch of a unit that takes all points at once
-FEW = 32  # inputs that suffice for `ABOUT` and `BATTLE`
+FEW = 32  # inputs that suffice for `BATTLE`, and for all of `ABOUT` that is not timed
 BATTLE_STEPS = 10  # steps of each attack that `BATTLE` records
-ANSWERS_ABOUT = 16  # number of answers that `ABOUT` asks of the model
+TIMED_CALLS = 3  # number of calls on a whole batch that `ABOUT` times, after one to warm up
+ANSWERS_ABOUT = 12  # number of answers to few inputs that `ABOUT` asks of the model besides
+SUBMISSIONS = 9  # of a random defense, for the majority; an odd number, so that there is one
 
 
 @dataclass(frozen=True)
@@ -81,26 +81,35 @@ def name_multiple(attack: str, times: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CellPlan:
+    """What is run on a cell, and what the plan must know of its defense.
+
+    updates: number of updates of a call; None if the defense does not say.
+    answers: about the cost of an answer, in forwards of the static model.
+    independent: True if no answer depends on the rest of its batch.
+    randomized: True if the answers are random.
+    not_run: attacks of the suite that cannot be run on the defense, with the reason.
+    """
+
+    attacks: Suite
+    updates: int | None
+    answers: float
+    independent: bool
+    randomized: bool
+    not_run: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The cells of a run with their attacks, and its batches.
 
-    updates: number of updates that a cell's defense makes; None if it does not say.
-    answers: about the cost of a cell's answer, in forwards of its static model.
-    not_run: attacks of the suite that cannot be run on a cell's defense, with the reason.
-    independent: whether no answer of a cell depends on the rest of its batch.
-    randomized: whether the answers of a cell are random.
     exhaustive: attack also inputs that an earlier attack has broken.
     doublings: how often budgets may be doubled after these attacks; see `converge.py`.
     doubling_cost: largest cost of all doublings of a cell, as a multiple of its suite's; None: no limit.
     own_attacks: the user's own attacks, by name.
     """
 
-    attacks: Mapping[Cell, Suite]
-    updates: Mapping[Cell, int | None]
-    answers: Mapping[Cell, float]
-    independent: Mapping[Cell, bool]
-    randomized: Mapping[Cell, bool]
-    not_run: Mapping[Cell, Mapping[str, str]]
+    cells: Mapping[Cell, CellPlan]
     exhaustive: bool = False
     doublings: int = 0
     doubling_cost: float | None = None
@@ -114,7 +123,7 @@ class Plan:
 
         If the answers are random, a point stands until it is broken in one submission and by majority.
         """
-        return self.independent[cell] and not self.exhaustive
+        return self.cells[cell].independent and not self.exhaustive
 
     @cached_property
     def points(self) -> tuple[Tensor, ...]:
@@ -127,9 +136,9 @@ class Plan:
 
     def units(self) -> Iterator[Unit]:
         """Yield all units, those of a batch in the order of the attacks."""
-        for cell, attacks in self.attacks.items():
+        for cell, one in self.cells.items():
             for batch in (*range(len(self.sizes)), WHOLE):
-                for attack in attacks:
+                for attack in one.attacks:
                     if batch in self.batches(attack):
                         yield Unit(cell, batch, attack)
 
@@ -153,36 +162,39 @@ class Plan:
 
         A unit that takes all points comes first: at the end, all other workers would wait for it.
         """
-        for cell, attacks in self.attacks.items():
-            if PROTOCOL in attacks:
+        for cell, one in self.cells.items():
+            if PROTOCOL in one.attacks:
                 yield [Unit(cell, WHOLE, PROTOCOL)]
             for batch in range(len(self.sizes)):
-                here = [Unit(cell, batch, name) for name in attacks if batch in self.batches(name)]
+                here = [Unit(cell, batch, name) for name in one.attacks if batch in self.batches(name)]
                 if self.is_chained(cell):
                     yield [unit for unit in here if unit.attack not in (ABOUT, BATTLE)]
                     here = [unit for unit in here if unit.attack in (ABOUT, BATTLE)]
                 yield from ([unit] for unit in here)
 
     def options(self, unit: Unit) -> dict[str, Any]:
-        return self.attacks[unit.cell][unit.attack]
+        return self.cells[unit.cell].attacks[unit.attack]
 
     def forwards(self, unit: Unit) -> float:
         """Return about how many images go through the static model, at most."""
-        size = self._size(unit.batch, unit.attack)
-        cost = Forwards(self.updates[unit.cell] or 0, size, self.answers[unit.cell])
+        size, cell = self._size(unit.batch, unit.attack), self.cells[unit.cell]
+        cost = Forwards(cell.updates or 0, size, cell.answers)
+        submissions = SUBMISSIONS if cell.randomized else 1
         if unit.attack == NATURAL:
-            return size * cost.answer
+            return size * submissions * cost.answer
         if unit.attack == ABOUT:
-            return min(size, FEW) * ANSWERS_ABOUT * cost.answer
+            timed = (TIMED_CALLS + 1) * (cost.answer + 1)  # the static model, too
+            return size * timed + min(size, FEW) * ANSWERS_ABOUT * cost.answer
         if unit.attack == BATTLE:
             # The direct attack; then both others ask again what they asked, and the static model too.
             direct, others = (BATTLE_STEPS + 3) * cost.gradient, 2 * (BATTLE_STEPS + 3) * cost.answer
             return min(size, FEW) * (direct + others + 8 * BATTLE_STEPS)
         names = VERSIONS["standard"] if unit.attack == PROTOCOL else (unit.attack,)
-        options = self.options(unit)
-        return size * sum(
-            find_attack(name, self.own_attacks).count_forwards(cost, options) for name in names
-        )
+        attacks, options = [find_attack(name, self.own_attacks) for name in names], self.options(unit)
+        searched = sum(attack.count_forwards(cost, options) for attack in attacks)
+        if unit.attack == PROTOCOL or attacks[0].kind == "scenario":  # their search is their judge
+            submissions = 1
+        return size * (searched + (submissions - 1) * cost.answer)
 
     def cost(self, cell: Cell, attack: str) -> float:
         """Return about how many forwards of the static model an attack takes for each input, at most."""
@@ -193,7 +205,7 @@ class Plan:
         """Return the attacks of a cell that count for its worst case and have a budget to double."""
         attacks = {
             name: find_attack(name, self.own_attacks)
-            for name in self.attacks[cell]
+            for name in self.cells[cell].attacks
             if name not in SPECIAL
         }
         return [
@@ -202,9 +214,10 @@ class Plan:
 
     def double(self, chosen: Mapping[Cell, Iterable[str]], doubling: int) -> Plan:
         """Return the plan with these attacks once more, their budget doubled so many times."""
-        times, attacks = 2**doubling, {cell: dict(suite) for cell, suite in self.attacks.items()}
+        times, cells = 2**doubling, dict(self.cells)
         for cell, names in chosen.items():
-            files = {slugify(name.lower()) for name in attacks[cell]}
+            attacks = dict(self.cells[cell].attacks)
+            files = {slugify(name.lower()) for name in attacks}
             for name in names:
                 new = name_multiple(name, times)
                 if slugify(new.lower()) in files:
@@ -212,13 +225,14 @@ class Plan:
                         f"expected another name than {new}, which is that of {name} with {times} times "
                         "its budget; rename it, or ask for no convergence"
                     )
-                attacks[cell][new] = find_attack(name).multiply_budget(self.attacks[cell][name], times)
-        return replace(self, attacks=attacks)
+                attacks[new] = find_attack(name).multiply_budget(attacks[name], times)
+            cells[cell] = replace(self.cells[cell], attacks=attacks)
+        return replace(self, cells=cells)
 
     @cached_property
     def largest(self) -> Plan:
         """Return the plan with every doubling that results may call for."""
-        plan, chosen = self, {cell: self.list_doubled(cell) for cell in self.attacks}
+        plan, chosen = self, {cell: self.list_doubled(cell) for cell in self.cells}
         for doubling in range(1, self.doublings + 1):
             plan = plan.double(chosen, doubling)
         return plan
@@ -232,14 +246,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for the file of the run, so that no models are needed to read it."""
-        cells = [
-            {
-                **asdict(cell),
-                "attacks": attacks,
-                **{name: getattr(self, name)[cell] for name in _OF_CELLS},
-            }
-            for cell, attacks in self.attacks.items()
-        ]
+        cells = [asdict(cell) | vars(one) for cell, one in self.cells.items()]
         plain = ("n", "batch_size", "seed", "exhaustive", "doublings", "doubling_cost")
         kinds = {name: attack.kind for name, attack in self.own_attacks.items()}
         own = {"own_attacks": kinds} if kinds else {}
@@ -247,17 +254,15 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Plan:
-        rows = {Cell(*(row[key] for key in _CELL)): row for row in content["cells"]}
-        fields: dict[str, Any] = {key: value for key, value in content.items() if key != "cells"}
-        own: dict[str, Kind] = fields.pop("own_attacks", {})
-        fields["own_attacks"] = {name: describe_own(name, kind) for name, kind in own.items()}
-        for name in ("attacks", *_OF_CELLS):
-            fields[name] = {cell: row[name] for cell, row in rows.items()}
-        return cls(**fields)
+        cells = dict(_read_cell(row) for row in content["cells"])
+        kinds: dict[str, Kind] = content.get("own_attacks", {})
+        own = {name: describe_own(name, kind) for name, kind in kinds.items()}
+        return cls(**content | {"cells": cells, "own_attacks": own})
 
 
-_OF_CELLS = ("updates", "answers", "independent", "randomized", "not_run")
-_CELL = ("model", "defense", "eps", "norm")
+def _read_cell(row: Mapping[str, Any]) -> tuple[Cell, CellPlan]:
+    of_cell, of_plan = ({one.name: row[one.name] for one in fields(kind)} for kind in (Cell, CellPlan))
+    return Cell(**of_cell), CellPlan(**of_plan)
 
 
 def check_needs(evaluation: Evaluation) -> None:
@@ -282,7 +287,7 @@ def make_plan(sources: Sources) -> Plan:
     inputs, _ = sources.read(sources.batches()[0][:2])
     dataset = sources.dataset()
     own = sources.find_own_attacks()
-    facts: dict[Cell, Facts] = {}
+    cells: dict[Cell, CellPlan] = {}
     for cell in evaluation.cells():
         try:
             subject = sources.subject(cell)
@@ -300,16 +305,12 @@ def make_plan(sources: Sources) -> Plan:
             raise ValueError(f"{cell}: {join_lines(error)}") from error
         if sources.is_own(cell):
             refuse_broken_promises(subject.defense, inputs, of=str(cell))
-        settings = getattr(subject.defense, "settings", None)
-        known = settings.forwards if isinstance(settings, Settings | Method) else None
-        facts[cell] = Facts(
-            subject.updates,
-            subject.independent,
-            Forwards(subject.updates or 0, known=known).answer,
-            lacks,
-            subject.randomized,
-        )
-    return _plan(evaluation, len(dataset), facts, own)
+        cells[cell] = _plan_cell(
+            evaluation, cell, updates=subject.updates, independent=subject.independent,
+            answers=Forwards(subject.updates or 0, known=subject.forwards).answer,
+            lacks=lacks, randomized=subject.randomized, own=own,
+        )  # fmt: skip
+    return _join_cells(evaluation, len(dataset), cells, own)
 
 
 def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
@@ -318,55 +319,57 @@ def sketch_plan(evaluation: Evaluation, n: int) -> Plan:
     It takes every model to be independent of its batch.
     """
     settings = {cell: parse_settings(cell.defense) for cell in evaluation.cells()}
-    facts = {cell: Facts(one.steps, one.independent, one.forwards, {}) for cell, one in settings.items()}
-    return _plan(evaluation, n, facts, {})
-
-
-class Facts(NamedTuple):
-    """What a plan must know of a cell's defense."""
-
-    updates: int | None
-    independent: bool
-    answer: float
-    lacks: Mapping[str, str]
-    randomized: bool = False
-
-
-def _plan(
-    evaluation: Evaluation, n: int, facts: Mapping[Cell, Facts], own: Mapping[str, Attack]
-) -> Plan:
-    suite = evaluation.find_attacks()
-    attacks = {
-        cell: select_attacks(
-            suite,
-            updates=one.updates,
-            independent=one.independent,
-            steps=evaluation.steps,
-            queries=evaluation.queries,
-            protocol=evaluation.has_protocol,
-            battle=evaluation.battle and not (cell.static or cell.is_dynamic) and bool(suite),
-            lacks=one.lacks,
-            randomized=one.randomized,
-            own=own,
+    cells = {
+        cell: _plan_cell(
+            evaluation, cell, updates=one.steps, independent=one.independent, answers=one.forwards
         )
-        for cell, one in facts.items()
+        for cell, one in settings.items()
     }
+    return _join_cells(evaluation, n, cells)
+
+
+def _plan_cell(
+    evaluation: Evaluation,
+    cell: Cell,
+    *,
+    updates: int | None,
+    independent: bool,
+    answers: float,
+    lacks: Mapping[str, str] | None = None,
+    randomized: bool = False,
+    own: Mapping[str, Attack] | None = None,
+) -> CellPlan:
+    suite = evaluation.find_attacks()
+    attacks, not_run = select_attacks(
+        suite,
+        updates=updates,
+        independent=independent,
+        steps=evaluation.steps,
+        queries=evaluation.queries,
+        protocol=evaluation.has_protocol,
+        battle=evaluation.battle and not (cell.static or cell.is_dynamic) and bool(suite),
+        lacks=lacks,
+        randomized=randomized,
+        own=own,
+    )
+    return CellPlan(
+        attacks=attacks, updates=updates, answers=answers, independent=independent,
+        randomized=randomized, not_run=not_run,
+    )  # fmt: skip
+
+
+def _join_cells(
+    evaluation: Evaluation,
+    n: int,
+    cells: Mapping[Cell, CellPlan],
+    own: Mapping[str, Attack] | None = None,
+) -> Plan:
     return Plan(
-        attacks=attacks,
-        updates={cell: one.updates for cell, one in facts.items()},
-        answers={cell: one.answer for cell, one in facts.items()},
-        independent={cell: one.independent for cell, one in facts.items()},
-        randomized={cell: one.randomized for cell, one in facts.items()},
-        not_run={
-            cell: list_not_run(
-                suite, updates=one.updates, independent=one.independent, lacks=one.lacks, own=own
-            )
-            for cell, one in facts.items()
-        },
+        cells=cells,
         exhaustive=evaluation.exhaustive,
         doublings=evaluation.most_doublings,
         doubling_cost=evaluation.most_doubling_cost,
-        own_attacks=own,
+        own_attacks=own or {},
         n=n,
         batch_size=evaluation.batch_size,
         seed=evaluation.seed,

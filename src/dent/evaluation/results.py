@@ -119,7 +119,7 @@ class Cost:
 
     flops: float | None = None  # for an input
     static_flops: float | None = None
-    seconds: float | None = None  # for a batch, on the machine of the run
+    seconds: float | None = None  # for the first batch, on the machine of the run
     static_seconds: float | None = None
     backward_passes: float | None = None  # in a call
 
@@ -177,6 +177,7 @@ class CellResult:
     worst: Score  # points that are correct naturally and under every attack
     submitted: Score  # for each batch, under the one attack that leaves the fewest points correct
     direct: Score  # the worst case without the attacks made for adaptation
+    verdicts: dict[str, dict[int, bool]] = field(repr=False)  # by index; see `score.collect_points`
     protocol: Score | None = None  # the reference AutoAttack, which makes its own batches
     gap: float | None = None  # claimed minus worst, in percentage points; None for a static model
     scenarios: dict[str, Score] = field(default_factory=dict)  # other batches, or a part of them
@@ -194,8 +195,6 @@ class CellResult:
     majority: MajorityScores | None = None  # of a random defense; the other scores are of one submission
     batch_of: dict[int, int] = field(default_factory=dict, repr=False)  # batch of each point
     battle: dict[str, Any] | None = field(default=None, repr=False)  # see `record_battle`
-    points: dict[int, bool] = field(default_factory=dict, repr=False)  # in the worst case, by index
-    points_natural: dict[int, bool] = field(default_factory=dict, repr=False)
 
     @property
     def claimed(self) -> Score | None:
@@ -220,6 +219,11 @@ class CellResult:
         return not self.not_run
 
     @property
+    def points(self) -> dict[int, bool]:
+        """Return which points are correct in the worst case, by index."""
+        return self.verdicts["worst"]
+
+    @property
     def batches(self) -> int:
         """Return the number of batches that hold the points of the worst case."""
         return len({self.batch_of[point] for point in self.points})
@@ -232,7 +236,7 @@ class CellResult:
     @property
     def judged_natural(self) -> JudgedPoints:
         """Return the natural points, with their batches."""
-        return JudgedPoints(self.points_natural, self.independent, self.batch_of)
+        return JudgedPoints(self.verdicts["natural"], self.independent, self.batch_of)
 
     def scores(self) -> Iterator[tuple[str, Score]]:
         """Yield every score with its name."""
@@ -281,10 +285,10 @@ class CellResult:
             "not_run": self.not_run,
         }
         if points:
-            both = {"worst": self.points, "natural": self.points_natural}
+            both = [(name, self.verdicts[name]) for name in ("worst", "natural")]
             content["points"] = {
                 name: {"index": list(bits), "correct": "".join("01"[bit] for bit in bits.values())}
-                for name, bits in both.items()
+                for name, bits in both
             }
         return content
 

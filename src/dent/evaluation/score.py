@@ -36,12 +36,9 @@ def summarize(
 
 def score_cell(tally: Tally) -> CellResult:
     """Return the numbers of one cell."""
-    every, alone = list(tally.correct), [NATURAL] * (NATURAL in tally.correct)
-    batches_natural, points_natural = tally.find_judged(alone)
-    batches_direct, points_direct = tally.find_judged(alone + tally.of_kind("direct"))
+    every, verdicts = list(tally.correct), collect_points(tally)
+    batches_direct, points_direct = tally.find_judged(tally.direct)
     batches, points = tally.find_judged(every)
-    natural = tally.correct.get(NATURAL, ~tally.all_points)
-    direct, worst = tally.find_direct(), tally.find_correct(every)
     scores = {}
     for name in tally.of_kind("direct", "adaptive"):
         names = tally.list_up_to(name)
@@ -50,12 +47,13 @@ def score_cell(tally: Tally) -> CellResult:
     batch_of = {point: number for number, batch in enumerate(tally.batches) for point in batch}
     result = CellResult(
         cell=tally.cell,
-        natural=tally.score(natural, batches_natural),
+        natural=tally.score(tally.natural, tally.find_judged([NATURAL])[0]),
         attacks=scores,
         cumulative=tally.cumulative,
-        worst=tally.score(worst, batches),
+        worst=tally.score(tally.find_correct(every), batches),
         submitted=tally.score_submitted(every),
-        direct=tally.score(direct, batches_direct),
+        direct=tally.score(tally.find_direct(), batches_direct),
+        verdicts=verdicts,
         protocol=score_points(JudgedPoints(tally.protocol, tally.independent, batch_of))
         if tally.protocol
         else None,
@@ -68,26 +66,23 @@ def score_cell(tally: Tally) -> CellResult:
         not_run=tally.not_run,
         kinds={name: kind for name, kind in tally.kinds.items() if kind != "scenario"},
         battle=tally.battle,
-        points=tally.to_points(worst, points),
-        points_natural=tally.to_points(natural, points_natural),
         independent=tally.independent,
         majority=_score_majority(tally) if tally.randomized else None,
         batch_of=batch_of,
     )
     if tally.cell.static or result.claimed is None:
         return result
-    claims = JudgedPoints(tally.protocol or tally.to_points(direct, points_direct))
+    claims = JudgedPoints(tally.protocol or verdicts["direct"])
     gap = pair_points(result.judged, claims)  # on the points of both
     return replace(result, gap=gap.difference if gap.n else None)
 
 
 def _score_majority(tally: Tally) -> MajorityScores:
     """Return the accuracies by majority, each on the points of its counterpart in one submission."""
-    votes, alone = tally.by_majority(), [NATURAL] * (NATURAL in tally.correct)
-    every, direct = list(tally.correct), alone + tally.of_kind("direct")
+    votes, every = tally.by_majority(), list(tally.correct)
     return MajorityScores(
-        natural=tally.score(votes.find_correct(alone), tally.find_judged(alone)[0]),
-        direct=tally.score(votes.find_direct(), tally.find_judged(direct)[0]),
+        natural=tally.score(votes.natural, tally.find_judged([NATURAL])[0]),
+        direct=tally.score(votes.find_direct(), tally.find_judged(tally.direct)[0]),
         worst=tally.score(votes.find_correct(every), tally.find_judged(every)[0]),
     )
 
@@ -98,12 +93,12 @@ def collect_points(tally: Tally) -> dict[str, Points]:
     These are "protocol" (the reference AutoAttack, if it was run), "direct" (all direct attacks) and
     "worst" (all attacks).
     """
-    every, alone = list(tally.correct), [NATURAL] * (NATURAL in tally.correct)
+    every = list(tally.correct)
 
     def collect(names: list[str]) -> Points:
         return tally.to_points(tally.find_correct(names), tally.find_judged(names)[1])
 
-    direct = tally.find_judged(alone + tally.of_kind("direct"))[1]
+    direct = tally.find_judged(tally.direct)[1]
     points = {name: collect(tally.list_up_to(name)) for name in every}
     points |= {name: tally.scenario_points(name) for name in tally.scenarios}
     points |= {"protocol": tally.protocol} if tally.protocol else {}
@@ -134,8 +129,7 @@ def _find_stronger_square(tally: Tally, where: Bits) -> Finding | None:
     names = [name for name in tally.of_kind("direct") if name in tally.rounds[0]]
     if tally.cumulative and "square" in names and names[-1] != "square":
         return None  # the attacks after it had no chance at what it broke
-    natural = tally.correct.get(NATURAL, tally.all_points)
-    broken = {name: torch.from_numpy((tally.find_broken(name) & natural)[where]) for name in names}
+    broken = {name: torch.from_numpy((tally.find_broken(name) & tally.natural)[where]) for name in names}
     return detect_stronger_square(broken)
 
 

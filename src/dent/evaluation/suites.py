@@ -185,14 +185,20 @@ def select_attacks(
     lacks: Mapping[str, str] | None = None,
     randomized: bool = False,
     own: Mapping[str, Attack] | None = None,
-) -> Suite:
-    """Return what is run on a cell: natural inputs and `ABOUT`, then the attacks that suit its defense.
+) -> tuple[Suite, dict[str, str]]:
+    """Return what is run on a cell, and the attacks that its defense does not allow, with the reason.
 
-    Attacks that need updates are left out if the defense makes none, and scenarios if its answers are
-    independent; and those for which it lacks a part of the protocol (see `list_not_run`). `steps` and
-    `queries` replace the budget of every attack. On a random defense, attacks average over draws.
+    What is run is natural inputs and `ABOUT`, then the attacks that suit the defense: not those that
+    need updates if it makes none, and no scenarios if its answers are independent. An attack that suits
+    it, but needs a part of the protocol that it lacks, is not run. `steps` and `queries` replace the
+    budget of every attack. On a random defense, attacks average over draws.
+
+    >>> suite, lacks = {"apgd-ce": {}, "fpa": {}}, {"steps": "no `steps`"}
+    >>> select_attacks(suite, updates=1, independent=True, lacks=lacks)
+    ({'natural': {}, 'about': {}, 'apgd-ce': {}}, {'fpa': 'no `steps`'})
     """
     chosen: Suite = {NATURAL: {}, ABOUT: {}}
+    not_run: dict[str, str] = {}
     limits = {"steps": steps, "queries": queries}
     given = {name: value for name, value in limits.items() if value is not None}
     if protocol:
@@ -201,11 +207,14 @@ def select_attacks(
         chosen[BATTLE] = {}
     for name, options in suite.items():
         attack = find_attack(name, own)
-        if not _is_suited(attack, updates, independent) or explain_missing(attack, lacks or {}):
+        if (attack.needs_updates and updates == 0) or (attack.kind == "scenario" and independent):
+            continue
+        if reason := explain_missing(attack, lacks or {}):
+            not_run[name] = reason
             continue
         budget = {option: value for option, value in given.items() if option in attack.options}
         chosen[name] = choose_draws(attack, randomized) | options | budget
-    return chosen
+    return chosen, not_run
 
 
 def choose_draws(attack: Attack, randomized: bool) -> dict[str, int]:
@@ -234,31 +243,3 @@ def describe_randomness(attacks: Iterable[str]) -> Finding:
     verb = "follows" if len(single) == 1 else "follow"
     rest = f"; {', '.join(single)} {verb} one draw at a time and may be weaker" if single else ""
     return Finding("randomized", f"the same inputs get different answers{rest}")
-
-
-def list_not_run(
-    suite: Iterable[str],
-    *,
-    updates: int | None,
-    independent: bool,
-    lacks: Mapping[str, str],
-    own: Mapping[str, Attack] | None = None,
-) -> dict[str, str]:
-    """Return the attacks that suit a defense but need a part of the protocol that it lacks, and why.
-
-    >>> list_not_run(["apgd-ce", "fpa"], updates=1, independent=True, lacks={"steps": "no `steps`"})
-    {'fpa': 'no `steps`'}
-    """
-    attacks = {name: find_attack(name, own) for name in suite}
-    reasons = {
-        name: explain_missing(attack, lacks)
-        for name, attack in attacks.items()
-        if _is_suited(attack, updates, independent)
-    }
-    return {name: reason for name, reason in reasons.items() if reason}
-
-
-def _is_suited(attack: Attack, updates: int | None, independent: bool) -> bool:
-    return not (attack.needs_updates and updates == 0) and not (
-        attack.kind == "scenario" and independent
-    )

@@ -25,7 +25,7 @@ class Tally:
     """The verdicts of one cell as far as they are known, in any order: a bit for every attack and point.
 
     Points stand in the order of the batches. The bits of an attack on a batch mean nothing unless
-    `there` is True.
+    `there` is True. Every cell has natural inputs, which come first.
 
     planned: the batches on which each attack has units, in the order of the attacks.
     kinds: direct, adaptive or scenario, for each attack that is not `SPECIAL`.
@@ -82,6 +82,16 @@ class Tally:
             self.given[name], self.there[name] = ~self.all_points, np.zeros(len(self.batches), bool)
         self.costs |= costs or {}
         self.rounds.append(dict(attacks))
+
+    @property
+    def natural(self) -> Bits:
+        """Return the points that are correct without an attack."""
+        return self.correct[NATURAL]
+
+    @property
+    def direct(self) -> list[str]:
+        """Return natural inputs and the direct attacks, by name."""
+        return [NATURAL, *self.of_kind("direct")]
 
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the attacks of these kinds, in order."""
@@ -197,7 +207,7 @@ class Tally:
 
     def find_direct(self) -> Bits:
         """Return the points that direct attacks leave; adaptive ones may have taken some from them."""
-        bits = self.correct.get(NATURAL, self.all_points)
+        bits = self.natural
         for name in self.of_kind("direct"):
             bits = bits & ~self.find_broken(name)
         return bits
@@ -247,12 +257,14 @@ def make_tallies(plan: Plan) -> dict[Cell, Tally]:
     return {
         cell: Tally(
             cell, batches,
-            planned={name: plan.batches(name) for name in attacks},
-            kinds={name: find_attack(name, own).kind for name in attacks if name not in SPECIAL},
-            cumulative=plan.is_chained(cell), independent=plan.independent[cell],
-            randomized=plan.randomized[cell],
-            not_run=plan.not_run.get(cell),
-            costs={one: plan.cost(cell, one) for one in attacks.keys() - own if plan.batches(one)},
+            planned={name: plan.batches(name) for name in one.attacks},
+            kinds={name: find_attack(name, own).kind for name in one.attacks if name not in SPECIAL},
+            cumulative=plan.is_chained(cell), independent=one.independent,
+            randomized=one.randomized, not_run=one.not_run,
+            costs={
+                name: plan.cost(cell, name)
+                for name in one.attacks.keys() - own if plan.batches(name)
+            },
         )
-        for cell, attacks in plan.attacks.items()
+        for cell, one in plan.cells.items()
     }  # fmt: skip

@@ -11,7 +11,6 @@ from typing import Any
 from dent.defense.text import parse_settings
 from dent.evaluation import Evaluation, load_results
 from dent.evaluation.paired import JudgedPoints
-from dent.evaluation.pipeline import load_points
 from dent.evaluation.results import Cost
 
 Points = dict[int, bool]  # by index in the data set: whether the answer is correct
@@ -111,12 +110,11 @@ class JudgedCell:
 def load_judged_cell(folder: Path) -> JudgedCell:
     """Return what the run of a single cell has judged so far."""
     results = load_results(folder)
-    (judged,) = load_points(folder).values()
     (cell,) = results.cells
     (weights,) = results.about["models_sha256"].values()
     return JudgedCell(
         asked=results.about["asked"],
-        judged=judged,
+        judged=cell.verdicts,
         cost=cell.cost,
         missing=tuple(map(str, cell.missing)),
         battle=cell.battle,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from dent.devices import find_device
 from dent.evaluation import Evaluation
 from dent.evaluation.digests import digest_model
 from dent.evaluation.estimate import time_forward
-from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation, share_ray
+from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation
 from dent.evaluation.plan import check_needs
+from dent.evaluation.ray_engine import connect_ray
 from dent.evaluation.sources import Sources
 from dent.evaluation.store import RUN, explain_full_disk
 from dent.evaluation.suites import SUITE_VERSION
@@ -83,7 +85,12 @@ def reproduce(
     _store(folder, scale, seed=seed, device=device, troubles=troubles, known=known)
     waiting = {key: one for key, one in asked.items() if key not in troubles}
     total, done = sum(cost for _, cost in waiting.values()), 0.0
-    with share_ray(engine, threads=threads, workers=workers, address=ray_address, device=device):
+    sharing = (
+        connect_ray(threads=threads or 1, workers=workers, address=ray_address, device=device)
+        if engine == "ray"
+        else nullcontext()
+    )
+    with sharing:  # one Ray for all work
         while waiting:
             busy = {}
             for key, (evaluation, cost) in waiting.items():

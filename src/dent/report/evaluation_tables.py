@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from dent.evaluation.compare import find_extremes
 from dent.evaluation.defenses import DYNAMIC
-from dent.evaluation.execute import SUBMISSIONS
 from dent.evaluation.paired import LEVEL
+from dent.evaluation.plan import SUBMISSIONS
 from dent.evaluation.results import CellResult, Cost, Results, Score
 from dent.evaluation.spec import Cell
 from dent.report.blocks import EMPTY, Group, Mark, Note, Table, Value, count_value

@@ -238,15 +238,20 @@ def estimate_rows(estimates: Sequence[Estimate]) -> list[dict[str, Any]]:
 
 
 def total_line(estimates: Sequence[Estimate]) -> str:
-    """Return what an evaluation would cost in total."""
-    units, forwards, seconds = (
-        sum(getattr(one, name) for one in estimates) for name in ("units", "forwards", "seconds")
-    )
-    unknown = sum(one.units for one in estimates if not one.is_known)
-    end = (
-        f"; the cost of {format_count(unknown)} units of your own attacks is unknown" if unknown else ""
-    )
-    return f"{format_count(units)} units, {_describe_cost(forwards, seconds)}{end}"
+    """Return what an evaluation would cost in total, as far as it is known."""
+    known = [one for one in estimates if one.is_known]
+    units, of_known = (sum(one.units for one in some) for some in (estimates, known))
+    total = f"{format_count(units)} units"
+    if known:
+        forwards, seconds = (
+            sum(getattr(one, name) for one in known) for name in ("forwards", "seconds")
+        )
+        total += f", {_describe_cost(forwards, seconds)}"
+    if unknown := units - of_known:
+        total += (
+            f"; the cost of {format_count(unknown)} units of your own attacks or defenses is unknown"
+        )
+    return total
 
 
 def work_rows(estimates: Sequence[WorkEstimate]) -> list[dict[str, Any]]:
