@@ -303,6 +303,18 @@ def test_files_of_another_doubling_are_foreign(tmp_path: Path) -> None:
         load_results(tmp_path)
 
 
+@pytest.mark.parametrize("defense", CELLS)
+def test_a_doubling_has_verdicts_where_it_is_done(defense: str, tmp_path: Path) -> None:
+    distances = [*FIRST_AT.values(), OUTSIDE]
+    whole = converge(distances, defense, out=tmp_path).cells[0].verdicts
+    (path,) = (tmp_path / "units").rglob("00001_pgd_x2_.json")
+    path.unlink()
+    rest = load_results(tmp_path).cells[0].verdicts
+    assert rest["pgd"] == whole["pgd"]
+    assert rest["pgd (x2)"].items() < whole["pgd (x2)"].items()
+    assert len(rest["pgd (x2)"]) == len(whole["pgd"]) - 8
+
+
 def test_a_name_that_a_doubling_needs_is_refused(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"attacks": ["pgd:steps=1", "pgd (X2):steps=1"]}
     with pytest.raises(ValueError, match=r"expected another name than pgd \(x2\)"):

@@ -95,14 +95,18 @@ def collect_points(tally: Tally) -> dict[str, Points]:
     """
     every = list(tally.correct)
 
-    def collect(names: list[str]) -> Points:
-        return tally.to_points(tally.find_correct(names), tally.find_judged(names)[1])
+    def collect(names: list[str], last: str) -> Points:
+        where = tally.find_judged(names)[1] & tally.find_judged([last])[1]
+        return tally.to_points(tally.find_correct(names), where)
 
     direct = tally.find_judged(tally.direct)[1]
-    points = {name: collect(tally.list_up_to(name)) for name in every}
+    points = {name: collect(tally.list_up_to(name), name) for name in every}
     points |= {name: tally.scenario_points(name) for name in tally.scenarios}
     points |= {"protocol": tally.protocol} if tally.protocol else {}
-    return points | {"direct": tally.to_points(tally.find_direct(), direct), "worst": collect(every)}
+    return points | {
+        "direct": tally.to_points(tally.find_direct(), direct),
+        "worst": collect(every, NATURAL),
+    }
 
 
 def _read_cost(tally: Tally) -> Cost | None:
