@@ -29,7 +29,6 @@ from dent.paper.results import RESULTS, load_reproduction
 from dent.paper.scales import LoadedModel, find_scale
 from dent.paper.tables import tables
 from dent.report.paper import paper_markdown
-from dent.report.terminal import progress_bar
 
 SMALL = ["reproduce", "table-10", "--scale", "smoke", "--threads", "1"]  # one cell
 
@@ -282,7 +281,8 @@ def test_checkpoints_of_robustbench_take_the_place_of_stand_ins(dent: Command, t
     for name in absent:
         assert f"not in zoo: cifar10/{name}.pt; its row is not measured" in said.err
     assert "https://github.com/RobustBench/robustbench" in said.err
-    assert f"{wong}.pt" not in said.err
+    assert f"{wong}.pt; its row" not in said.err
+    assert re.findall(r"^reproducing: \d+ %, .* left, .*, apgd-ce, batch 0$", said.err, re.MULTILINE)
     found = load_reproduction(tmp_path / "run")
     numbers = found.by_reference(tables()["table-1"])
     measured = {name for name, one in numbers.items() if one.ours is not None}
@@ -425,11 +425,3 @@ def test_a_search_in_half_precision_is_other_work_and_the_report_says_so(
     assert {cell.asked["mixed_precision"] for cell in found.cells.values()} == {True}
     assert "judged in float32" in paper_markdown(found)
     assert not work.gather(find_scale("smoke"), Path("runs/paper-smoke")).cells
-
-
-def test_progress_has_lines_also_where_a_part_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("reproducing") as move:
-        for done, text in ((0, "images"), (40, "images"), (10, "first"), (20, "second"), (40, "third")):
-            move(done, 100, text)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.rpartition(", ")[2] for line in lines] == ["images", "second", "third"]

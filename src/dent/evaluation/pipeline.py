@@ -30,6 +30,7 @@ from dent.evaluation.tally import Tally, make_tallies
 from dent.names import lookup
 from dent.storage import lock_folder
 
+READING = "reading the images"  # what a run does before its units
 Progress = Callable[[float, float | None, str], None]
 ENGINES = {"here": "this process", "ray": "workers of Ray"}
 
@@ -220,7 +221,7 @@ def describe_run(sources: Sources, plan: Plan, progress: Progress | None = None)
 
     def move(done: int, total: int) -> None:
         if progress:
-            progress(done, total, "reading the images")
+            progress(done, total, READING)
 
     return {
         "asked": sources.evaluation.to_json(),

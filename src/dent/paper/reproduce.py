@@ -20,7 +20,7 @@ from dent.devices import find_device
 from dent.evaluation import Evaluation
 from dent.evaluation.digests import digest_model
 from dent.evaluation.estimate import time_forward
-from dent.evaluation.pipeline import ENGINES, Progress, run_evaluation
+from dent.evaluation.pipeline import ENGINES, READING, Progress, run_evaluation
 from dent.evaluation.plan import check_needs
 from dent.evaluation.ray_engine import connect_ray
 from dent.evaluation.sources import Sources
@@ -215,12 +215,12 @@ def gather(
 def _scale_progress(
     progress: Progress | None, done: float, cost: float, total: float
 ) -> Progress | None:
-    """Return a progress function for one cell that reports its part of the whole."""
+    """Return a progress function for one cell that reports its part of the whole: the attacks."""
     if progress is None:
         return None
 
     def move(moved: float, of: float | None, text: str) -> None:
-        progress(done + cost * moved / of if of else done, total, text)
+        progress(done + cost * moved / of if of and text != READING else done, total, text)
 
     return move
 

@@ -186,10 +186,7 @@ def progress_bar(what: str, *, has_lines: bool = True) -> Iterator[Callable[...,
 
 
 class _ProgressLines:
-    """Print a line when more is done and the text is new: the share that is done and the time left.
-
-    A part that was counted may begin anew, when images are read and then attacked.
-    """
+    """Print a line when more is done and the text is new: the share that is done and the time left."""
 
     def __init__(self, what: str, console: Console) -> None:
         self._what, self._console, self._printed = what, console, ""
@@ -200,12 +197,12 @@ class _ProgressLines:
         now = time.monotonic()
         if total != self._total:  # other work, of another size
             self._total, self._done, self._begun, self._began = total, done, done, now
-        if total and done > max(self._done, self._begun) and text != self._printed:
+        if total and done > self._done and text != self._printed:
             self._printed = text
             left = (now - self._began) * (total - done) / (done - self._begun)
             line = f"{self._what}: {100 * done / total:.0f} %, {format_duration(left)} left, {text}"
             _print_line(self._console, Text(line))
-        self._done = done
+        self._done = max(done, self._done)
 
 
 def show_scores(scores: Mapping[str, Score], title: str) -> None:
