@@ -12,8 +12,8 @@ from nets import randomized, small
 from torch import Tensor, nn
 
 from dent.data import Dataset, from_arrays
-from dent.evaluation import evaluate
-from dent.evaluation.plan import make_plan
+from dent.evaluation import Evaluation, evaluate
+from dent.evaluation.plan import check_needs, make_plan
 
 
 def data_of(n: int = 8) -> tuple[Tensor, Tensor]:
@@ -113,6 +113,8 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     for device in ("quantum", "cuda:99"):
         with pytest.raises(ValueError, match=f"expected a device that this machine has, got '{device}'"):
             make_plan(sources_of(tiny(), data_of(), "static", device=device))
+    with pytest.raises(ValueError, match="expected a device that this machine has, got 'quantum'"):
+        check_needs(Evaluation(mixed_precision=True, device="quantum"))
 
 
 class Together(nn.Module):

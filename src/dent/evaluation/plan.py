@@ -15,6 +15,7 @@ from dent.attacks.autoattack import VERSIONS
 from dent.attacks.checks import check_labels, check_logits, refuse_probabilities
 from dent.attacks.reference import import_reference
 from dent.defense.text import parse_settings
+from dent.devices import find_device
 from dent.evaluation.attacks import Attack, Forwards, Kind, find_attack
 from dent.evaluation.own_attacks import describe_own
 from dent.evaluation.sources import Sources, cut_batches, ignore_low_diversity
@@ -268,7 +269,7 @@ def _read_cell(row: Mapping[str, Any]) -> tuple[Cell, CellPlan]:
 def check_needs(evaluation: Evaluation) -> None:
     """Raise an error that says what to do if this machine lacks a package or the precision."""
     if evaluation.mixed_precision:
-        refuse_slow_bfloat16(torch.device(evaluation.device))
+        refuse_slow_bfloat16(find_device(evaluation.device))
     if evaluation.has_protocol:
         try:
             import_reference()
